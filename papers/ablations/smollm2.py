@@ -42,7 +42,7 @@ def run(method: str, **other: Any) -> Recipe:
     given = {**read_options(method, options, options_of(method)), **other}
     half = multiplies_halves()
     return Recipe(method, steps=STEPS, rows=ROWS, length=LENGTH, lr=rate, warmup=STEPS // 15, bf16=half,
-                  half_features=half, evaluate=STEPS, prompts=1, options=given)  # fmt: skip
+                  evaluate=STEPS, prompts=1, options=given)  # fmt: skip
 
 
 RUNS: dict[str, Recipe] = {

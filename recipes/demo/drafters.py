@@ -28,7 +28,7 @@ DOMAINS = ("gsm8k", "self_dialogue", "sgd", "stdlib", "algorithms", "tldr", "sto
 TOKENS = 3_000_000  # of documents, a ninth from each domain (fewer where a domain has fewer)
 STEPS = 3000
 SHARED: dict[str, Any] = {
-    "steps": STEPS, "rows": 4, "length": 512, "bf16": multiplies_halves(), "half_features": True, "warmup": 100,
+    "steps": STEPS, "rows": 4, "length": 512, "bf16": multiplies_halves(), "warmup": 100,
     "save": 200,
 }  # fmt: skip
 

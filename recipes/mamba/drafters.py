@@ -37,7 +37,7 @@ SHIPPED = {"mamba": "mamba-0.5m", "llama": "llama-0.5m"}  # folder in the packag
 STAGES: dict[str, dict[str, Any]] = {  # steps of 8 rows of 512 tokens
     "pretrain": {"steps": 2000},
     "sft": {"steps": 200, "lr": 1e-3},
-    "distil": {"steps": 300, "lr": 3e-3, "half_features": True},
+    "distil": {"steps": 300, "lr": 3e-3, "bf16": True},
 }
 RATES = (3e-3, 6e-3, 1.2e-2, 2.4e-2)  # tried for 200 steps; PRETRAIN_RATE has those that were best for the Transformers
 PRETRAIN_RATE = {"mamba-0.5m": 1.2e-2, "llama-0.5m": 1.2e-2, "mamba-1.5m": 6e-3, "llama-1.5m": 6e-3}

@@ -63,7 +63,7 @@ def main() -> None:
     if GPU:
         command += ["--bf16", "--dtype", "bfloat16"]
     else:
-        command += ["--bf16", "--half-features"] if multiplies_halves() else []
+        command += ["--bf16"] if multiplies_halves() else []
         command += ["--cache", str(a.work / "features")]
     command += ["--rows", str(ROWS), "--length", str(LENGTH), "--steps", str(steps)]
     init = a.init or (str(a.work / "eagle" / "best") if a.method == "hass" else "")

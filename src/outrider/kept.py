@@ -94,7 +94,7 @@ def unusable(why: str) -> None:
 def _say_unusable(where: str, why: str) -> None:
     logger.warning(
         "each start is slow, since compiled code, converted models and proofs cannot be kept in %s (%s); "
-        "make room there, or set OUTRIDER_CACHE to a folder that only you can write to",
+        "free space there, or set OUTRIDER_CACHE to a folder that only you can write to",
         where,
         why,
     )

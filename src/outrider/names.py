@@ -1,6 +1,6 @@
-"""What a model's name means: `demo`, `smollm2`, a .gguf file, a folder or a hub id. Whoever is given one asks here.
+"""What a model's name means: `demo`, `smollm2`, a .gguf file, a folder or a hub id. All commands look names up here.
 
-The two words come first; a folder that is called like one of them is asked for as `./demo`. What ships with the package
+The two words come first; a folder that is called like one of them is named `./demo`. What ships with the package
 beside a model (its drafters) is named below it: `demo/hass`, `smollm2/eagle3` (`shipped.py`).
 """
 

@@ -1,4 +1,4 @@
-"""What a caller asks for, checked without torch: the parameters of the law, the rules, and the error of bad input."""
+"""Sampling parameters and rules, checked without torch, and the error of bad input."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ FORMATS = ("safeailab", "medusa", "speculators", "vllm", "sglang")  # that draft
 
 
 def check_exact(exact: str) -> str:
-    """What `exact` asks for, if it is one of the three words; raises InputError."""
+    """The value of `exact`, if it is one of the three words; raises InputError."""
     if exact not in EXACT:
         raise InputError(f"exact is auto, bits or rounding, not {exact!r}")
     return exact
@@ -188,7 +188,7 @@ class Sampling:
 
     @classmethod
     def of(cls, options: Mapping[str, object], others: Iterable[str] = ()) -> Sampling:
-        """The law of keyword arguments; raises InputError at a name that is neither a field nor one of `others`.
+        """The parameters of keyword arguments; raises InputError at a name that is neither a field nor one of `others`.
 
         >>> Sampling.of({"temperature": 0.7}).temperature
         0.7
@@ -203,7 +203,7 @@ class Sampling:
 
     @property
     def penalised(self) -> bool:
-        """Does the law depend on the tokens before, beyond the logits?"""
+        """Does the distribution depend on the tokens before, beyond the logits?"""
         return self.repetition_penalty != 1.0 or bool(self.presence_penalty or self.frequency_penalty)
 
     @property

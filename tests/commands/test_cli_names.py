@@ -48,7 +48,7 @@ DRAFTING = "generate", "chat", "serve", "audit", "recommend", "bench", "data", "
 OTHERS = (
     "train nothing", "train nothing demo --data prompts.jsonl --out new", "train eagle demo --data nothere --out new",
     *(f"train eagle demo --data prompts.jsonl --out new {wrong}" for wrong in (
-        "--option nothing=1", "--cache-dtype nothing", "--init nothing", "--init ./nothere", "--features nothere",
+        "--option nothing=1", "--init nothing", "--init ./nothere", "--features nothere",
         "--dtype nothing", "--device nothing",
     )),
     *(f"bench demo --out new {wrong}" for wrong in (

@@ -31,15 +31,15 @@ def test_train_says_where_the_drafter_is(tmp_path: Path, capsys: pytest.CaptureF
     told = json.loads(capsys.readouterr().out)
     assert told["method"] == "eagle"
     assert Path(told["folder"], "model.safetensors").is_file()
-    assert json.loads((tmp_path / "run" / "recipe.json").read_text())["options"] == {"noise": 0.0}
+    assert json.loads((tmp_path / "run" / "recipe.json").read_text())["options"] == {"noise": 0.0, "draft_vocab": 4096}
     assert main(["generate", "demo", "Hello", "--drafter", told["folder"], "--max-new-tokens", "4", "--json"]) == 0
 
 
 @pytest.mark.parametrize(
     ("options", "fast"),
     [
-        ([], multiplies_bf16(torch.device("cpu"))), (["--bf16", "--half-features"], True),
-        (["--no-bf16", "--no-half-features"], False), (["--dtype", "float32"], False),
+        ([], multiplies_bf16(torch.device("cpu"))), (["--bf16"], True),
+        (["--no-bf16"], False), (["--dtype", "float32"], False),
     ],
 )  # fmt: skip
 def test_train_is_in_bfloat16_where_that_is_fast(
@@ -48,9 +48,9 @@ def test_train_is_in_bfloat16_where_that_is_fast(
     small = ["--steps", "1", "--rows", "1", "--length", "64", "--limit", "1", "--option", "noise=0"]
     assert main(["train", "eagle", "demo", *TEXTS, "--out", str(tmp_path / "run"), *small, *options]) == 0
     recipe = json.loads((tmp_path / "run" / "recipe.json").read_text())
-    assert (recipe["bf16"], recipe["half_features"]) == (fast, fast)
-    kind = "bfloat16" if fast else "full precision"
-    assert f"training in {kind}, the target's features in {kind}" in capsys.readouterr().err.replace("\n", " ")
+    assert recipe["bf16"] == fast
+    kind = "bfloat16 products, float32 weights" if fast else "full precision"
+    assert f"{kind}, the target's " in capsys.readouterr().err.replace("\n", " ")
 
 
 @pytest.mark.parametrize(

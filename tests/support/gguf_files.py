@@ -53,6 +53,7 @@ def write(file: Path, model: Any, kind: str = "F32", arch: str = "llama", leave_
         out.add_layer_norm_eps(first(config, "layer_norm_eps", "norm_epsilon", "layer_norm_epsilon"))
     if getattr(config, "head_dim", None) and config.model_type != "falcon":
         out.add_key_length(config.head_dim)
+        out.add_value_length(config.head_dim)
     about_rope(out, config, getattr(config, "head_dim", None) or hidden // heads)
     about_options(out, config)
     out.add_vocab_size(config.vocab_size)
@@ -64,11 +65,20 @@ def write(file: Path, model: Any, kind: str = "F32", arch: str = "llama", leave_
     out.add_bos_token_id(1)
     out.add_eos_token_id(1)
     out.add_chat_template(TEMPLATE)
+    if mixture := getattr(config, "num_experts_per_tok", None):
+        out.add_expert_count(config.num_local_experts)
+        out.add_expert_used_count(mixture)
+        qwen = config.model_type.startswith("qwen")
+        out.add_expert_feed_forward_length(config.moe_intermediate_size if qwen else config.intermediate_size)
     for name, tensor in converted(model, arch).items():
         if name == leave_out:
             continue
         array = tensor.float().numpy()
-        if array.ndim > 1 and kind not in ("F32", "F16") and "norm" not in name:
+        if (
+            array.ndim > 1
+            and kind not in ("F32", "F16")
+            and not any(word in name for word in ("norm", "ffn_gate_inp", "bias"))
+        ):
             out.add_tensor(name, blocks_of(array, kind), raw_dtype=gguf.GGMLQuantizationType[kind])
         else:
             wide = array.ndim > 1 and "norm" not in name
@@ -90,7 +100,20 @@ def blocks_of(array: np.ndarray, kind: str) -> np.ndarray:
     try:
         return quantize(array, gguf.GGMLQuantizationType[kind])
     except NotImplementedError:
-        return random_blocks(kind, *array.shape, SMALL, seed=array.size)
+        made = random_blocks(kind, array.size // array.shape[-1], array.shape[-1], SMALL, seed=array.size)
+        return made.reshape(*array.shape[:-1], -1)
+
+
+def unstacked(name: str, tensor: torch.Tensor, arch: str) -> list[tuple[str, torch.Tensor]]:
+    """Gates and ups of experts, which are stacked apart in a .gguf file. GPT-OSS has them in turn, and transposed."""
+    if ".experts." not in name:
+        return [(f"{name}.weight" if name.endswith("sinks") else name, tensor)]
+    stem, kind = (name.removesuffix("_bias"), "bias") if name.endswith("_bias") else (name, "weight")
+    own = tensor.transpose(1, -1) if arch == "gpt-oss" else tensor
+    if not stem.endswith("gate_up_proj"):
+        return [(f"{stem}.{kind}", own)]
+    gates, ups = (own[:, ::2], own[:, 1::2]) if arch == "gpt-oss" else own.chunk(2, 1)
+    return [(f"{stem.replace('gate_up', part)}.{kind}", half) for part, half in (("gate", gates), ("up", ups))]
 
 
 def first(config: Any, *names: str) -> Any:
@@ -120,9 +143,10 @@ def about_rope(out: Any, config: Any, head_dim: int) -> None:
     if kind in ("yarn", "longrope"):
         out.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
     if kind == "longrope":
-        scale = config.max_position_embeddings / rope["original_max_position_embeddings"]
-        factor = math.sqrt(1 + math.log(scale) / math.log(rope["original_max_position_embeddings"]))
-        out.add_rope_scaling_attn_factors(factor)
+        original = rope["original_max_position_embeddings"]
+        scale = config.max_position_embeddings / original
+        assert scale > 1
+        out.add_rope_scaling_attn_factors(math.sqrt(1 + math.log(scale) / math.log(original)))
         for name in ("short", "long"):
             out.add_tensor(f"rope_factors_{name}.weight", np.array(rope[f"{name}_factor"], np.float32))
 
@@ -147,7 +171,7 @@ def converted(model: Any, arch: str) -> dict[str, torch.Tensor]:
     """Tensors as llama.cpp's converter makes them."""
     config, found = model.config, {}
     state = {
-        name: tensor for name, tensor in model.state_dict().items()
+        name: tensor for whole in model.state_dict().items() for name, tensor in unstacked(*whole, arch)
         if not (name == "lm_head.weight" and config.tie_word_embeddings) and not name.endswith(".attn.bias")
     }  # fmt: skip
     for name, tensor in state.items():
@@ -204,9 +228,13 @@ def renamed(name: str, arch: str, state: Any) -> str:
     stem, kind = parts[-2], parts[-1]
     if number is None:
         return f"{OUTSIDE[stem]}.{kind}"
-    after = any("post_feedforward_layernorm" in other for other in state)  # norms behind attention and the MLP
+    after = arch == "gpt-oss" or any(
+        "post_feedforward_layernorm" in other for other in state
+    )  # norms behind attention and the MLP
     given = {
         "post_attention_layernorm": "post_attention_norm" if after else "ffn_norm",
         "c_proj": "attn_output" if "attn" in parts else "ffn_down",
+        "gate": "ffn_gate_inp", "router": "ffn_gate_inp", "sinks": "attn_sinks",
     }  # fmt: skip
-    return f"blk.{number}.{given.get(stem) or INSIDE[stem]}.{kind}"
+    experts = "_exps" if "experts" in parts else ""
+    return f"blk.{number}.{given.get(stem) or INSIDE[stem]}{experts}.{kind}"

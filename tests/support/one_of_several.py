@@ -53,7 +53,7 @@ def spread(out: Path, found: dict[str, Any]) -> None:
     found["spread/eagle"] = watched(of, unequal(), out / "spread" / "eagle", THREE)
     found["spread/eagle3"] = watched(of, unequal(), out / "spread" / "eagle3", EAGLE3, shard=True)
     found["spread/idle"] = watched(of, unequal(), out / "spread" / "idle", CASES["idle"])
-    cached = replace(THREE, cache=str(out / "features"), cache_dtype="float32", steps=8)
+    cached = replace(THREE, cache=str(out / "features"), steps=8)
     found["spread/cache"] = watched(of, unequal(), out / "spread" / "cache", cached)
 
 

@@ -81,6 +81,10 @@ ZOO: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }  # fmt: skip
+NATIVE: dict[str, tuple[str, dict[str, Any]]] = {  # families that native passes alone serve
+    "qwen2_moe": ("Qwen2Moe", {**GQA, **MOE, "num_experts": 4, "shared_expert_intermediate_size": 24}),
+    "olmoe": ("Olmoe", {**GQA, "num_experts_per_tok": 2, "num_experts": 4}),
+}
 # Families that compute in float32, whatever their precision: softmax, whole attention, or router.
 ROUNDS_TO_32 = {
     "gemma2": "softmax", "bloom": "softmax", "mpt": "softmax", "gpt_neo": "attention", "deepseek_v3": "router",
@@ -108,7 +112,7 @@ def tree_of(tokens: Sequence[list[int]], parents: Sequence[list[int]]) -> DraftT
 
 
 def config_of(name: str, **more: Any) -> Any:
-    prefix, differing = ZOO[name]
+    prefix, differing = {**ZOO, **NATIVE}[name]
     settings = {**BASE, **differing, **more}
     if prefix in ("Cohere2", "Qwen3Moe"):
         settings["pad_token_id"] = None

@@ -86,7 +86,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, lis
     of: Any = load_target(str(out / "target"), dtype="float64")
     found = {name: watched(target(), unequal(), out / name, recipe) for name, recipe in CASES.items()}
     found["eagle3"] = watched(of, unequal(), out / "eagle3", EAGLE3)
-    cached = replace(THREE, cache=str(out / "features"), cache_dtype="float32", steps=8)
+    cached = replace(THREE, cache=str(out / "features"), steps=8)
     found["cache"] = watched(of, unequal(), out / "cache", cached)
     shutil.copytree(out / "eagle", out / "longer")
     found["longer"] = watched(target(), unequal(), out / "longer", replace(THREE, steps=5))

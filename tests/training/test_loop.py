@@ -19,7 +19,7 @@ from outrider.backends.torch import HFTarget
 from outrider.budgets.calibration import inside
 from outrider.checkpoints.write import write
 from outrider.params import InputError
-from outrider.training import checkpoint, data, loop, objectives
+from outrider.training import checkpoint, data, features, loop, objectives
 from outrider.training.data import Document
 from outrider.training.objectives import eagle
 from outrider.training.recipe import Recipe
@@ -91,26 +91,28 @@ def test_every_training_learns_as_much_in_bfloat16(tmp_path: Path, method: str) 
     options: dict[str, Any] = {"taps": (0, 2, 3)} if method == "eagle3" else {}
     found = {}
     for half in (False, True):
-        recipe = replace(RECIPE, method=method, options=options, bf16=half, half_features=half, prompts=1)
+        recipe = replace(RECIPE, method=method, options=options, bf16=half, prompts=1)
         run(target(torch.float32), tmp_path / str(half), recipe)
         found[half] = losses(tmp_path / str(half))[-1][1]
     assert found[True] == pytest.approx(found[False], rel=0.03)
     assert found[True] != found[False]
 
 
-def test_the_precision_follows_the_machine_and_a_run_keeps_its_own(model: HFTarget, tmp_path: Path) -> None:
-    cpu, open_ = torch.device("cpu"), replace(RECIPE, bf16=None, half_features=None)
-    fast = loop.multiplies_bf16(cpu)
-    chosen = loop.precisions(open_, cpu, torch.float32)
-    assert (chosen.bf16, chosen.half_features) == (fast, fast)
-    wide = loop.precisions(open_, cpu, torch.float64)
-    assert (wide.bf16, wide.half_features) == (False, False)
-    asked = loop.precisions(replace(open_, bf16=not fast), cpu, torch.float32)
-    assert (asked.bf16, asked.half_features) == (not fast, fast)
-    run(model, tmp_path / "other", replace(open_, bf16=not fast, half_features=not fast, steps=4), stop=2)
-    run(model, tmp_path / "other", replace(open_, steps=4))
+@pytest.mark.parametrize("fast", [True, False])
+def test_the_precision_follows_the_machine_and_a_run_keeps_its_own(
+    model: HFTarget, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fast: bool
+) -> None:
+    """On processors with products of bfloat16 and without, planted."""
+    cpu, open_ = torch.device("cpu"), replace(RECIPE, bf16=None, steps=4)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: fast)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+    assert loop.precision(open_, cpu, torch.float32).bf16 == fast
+    assert not loop.precision(open_, cpu, torch.float64).bf16
+    assert loop.precision(replace(open_, bf16=not fast), cpu, torch.float32).bf16 != fast
+    run(model, tmp_path / "other", replace(open_, bf16=not fast), stop=2)
+    run(model, tmp_path / "other", open_)
     kept = json.loads((tmp_path / "other" / "recipe.json").read_text(encoding="utf-8"))
-    assert (kept["bf16"], kept["half_features"]) == (not fast, not fast)
+    assert kept["bf16"] != fast
 
 
 def test_accumulation_is_the_same_step(model: HFTarget, tmp_path: Path) -> None:
@@ -121,13 +123,11 @@ def test_accumulation_is_the_same_step(model: HFTarget, tmp_path: Path) -> None:
 
 def test_cached_features_give_nearly_the_same_losses(model: HFTarget, tmp_path: Path) -> None:
     plain = run(model, tmp_path / "plain")
-    cached = replace(RECIPE, cache=str(tmp_path / "features"), cache_dtype="float32")
+    cached = replace(RECIPE, cache=str(tmp_path / "features"))
     first = run(model, tmp_path / "first", cached)
     again = run(model, tmp_path / "again", cached)
     assert plain.loss == pytest.approx(first.loss, rel=1e-5)
     assert first.loss == again.loss
-    with pytest.raises(InputError, match="features of other rows"):
-        run(model, tmp_path / "other", replace(cached, length=24))
 
 
 def test_another_recipe_is_refused(model: HFTarget, tmp_path: Path) -> None:
@@ -161,7 +161,6 @@ def test_a_run_can_be_made_longer_but_not_shorter(model: HFTarget, tmp_path: Pat
     [
         ({"length": 4096}, "exceed the target's context"),
         ({"options": {"colour": 1}}, "has no option 'colour'"),
-        ({"cache": "FEATURES", "cache_dtype": "int4"}, "the feature cache keeps"),
     ],
 )
 def test_a_refusal_leaves_nothing_behind(model: HFTarget, tmp_path: Path, change: dict[str, Any], words: str) -> None:
@@ -245,14 +244,37 @@ def test_a_full_disk_at_an_evaluation_keeps_the_drafter_before(
     assert not [p for p in tmp_path.iterdir() if p.name.startswith(".") or p.suffix == ".part"]
 
 
-def test_a_cache_too_large_for_the_disk_is_refused(
+def test_epochs_keep_features_in_the_runs_folder_until_it_ends(
     model: HFTarget, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from outrider.training import features
+    """The target reads every document once, and a full disk costs time alone: losses are the same bits."""
+    recipe, read = replace(RECIPE, steps=20, evaluate=20), list[int]()
+    step = loop.State.step
 
+    def watch(self: Any, *given: Any) -> Any:
+        made = step(self, *given)
+        read.append(round(self.useful - made[1] * self.operations))
+        return made
+
+    monkeypatch.setattr(loop.State, "step", watch)
+    kept = run(model, tmp_path / "kept", recipe, stop=19)
+    assert (tmp_path / "kept" / "features").is_dir()
+    assert read[0] > 0
+    assert not any(read[12:])
+    kept = run(model, tmp_path / "kept", recipe)
+    assert not (tmp_path / "kept" / "features").exists()
     monkeypatch.setattr(features.shutil, "disk_usage", lambda path: SimpleNamespace(total=10, used=5, free=5))
-    with pytest.raises(InputError, match="the feature cache needs"):
-        run(model, tmp_path, replace(RECIPE, cache=str(tmp_path / "features")))
+    full = run(model, tmp_path / "full", recipe)
+    assert all(read[-20:])
+    assert kept.loss == pytest.approx(full.loss, rel=1e-5)
+
+
+def test_progress_tells_the_share_of_the_machines_rate(model: HFTarget, tmp_path: Path) -> None:
+    run(model, tmp_path, replace(RECIPE, steps=10))
+    line = json.loads((tmp_path / "log.jsonl").read_text(encoding="utf-8").splitlines()[-2])
+    assert line["step"] == 10
+    assert 0 < line["rate_share"] < 1
+    assert line["tokens_per_second"] > 0
 
 
 @pytest.mark.parametrize(

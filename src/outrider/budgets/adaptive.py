@@ -13,7 +13,7 @@ costs time, so no other set is better. The drafter goes deeper only while its be
 node that is sure to be cut (`Budget.reach`, `Budget.floor`). These three look at the draft, which only the rule
 `coupled` allows; the engine clears them under the others. Depth and nodes look at past rounds alone.
 
-Some drafters read a text only when they are first asked for a draft (or after LATE rounds without one). That time
+Some drafters read a text only before their first draft (or after LATE rounds without one). That time
 teaches nothing of drafts; it is charged, at most half of what may be owed where drafts should pay, and all of it else.
 """
 

@@ -1,4 +1,4 @@
-"""What all budgets have in common: what they are asked before a round, and told after it. One never changes."""
+"""The interface of budgets, and the one that never changes."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ class Report:
     """What one round cost and gave: the budget's only input."""
 
     rows: int
-    depth: int  # the depth asked for; 0 for no draft
+    depth: int  # the depth requested; 0 for no draft
     nodes: int  # nodes of the widest row, root included
     draft_seconds: float
     verify_seconds: float
     rest_seconds: float
-    accepted: Sequence[int]  # [d]: of the rows that may draft, those that accepted depth d + 1, to the depth asked for
-    drafted: int = 0  # the depth drafted: less than asked where `Budget.reach` ended it
+    accepted: Sequence[int]  # [d]: of the rows that may draft, those that accepted depth d + 1, to that depth
+    drafted: int = 0  # the depth drafted: less than requested where `Budget.reach` ended it
     promised: float = 0.0  # the sum of the drafted nodes' values in all rows: tokens that they should be worth
     drafting: int | None = None  # rows that may draft; None: all of them
     total: int = 0  # nodes of all rows, where padding costs nothing; 0: it does
@@ -29,17 +29,17 @@ class Report:
 
 @runtime_checkable
 class Budgeter(Protocol):
-    """Decides before each round how much to draft, and is told afterwards what came of it."""
+    """Decides before each round how much to draft, and learns from what the round cost and gave."""
 
     def choose(self, rows: Rows) -> Budget:
         """How much to draft for these rows in the round that begins. A row with one token left does not draft."""
 
     def learn(self, report: Report) -> None:
-        """Take in what that round cost and gave."""
+        """Add what that round cost and gave."""
 
 
 def may_draft(rows: Rows, drafting: Drafting) -> Rows:
-    """The rows as a budget is shown them: those that never draft, as `drafting.plain` says, have one token left.
+    """The rows as a budget sees them: those that never draft, as `drafting.plain` says, have one token left.
     (True: none of them does.)"""
     never = drafting.plain
     if never is False:

@@ -64,17 +64,17 @@ def families(tree: DraftTree, chosen: Sequence[Sequence[int]]) -> list[Family]:
 
 def _along(tokens: list[int], parents: list[int], values: list[float], chosen: Sequence[int]) -> list[Family]:
     """The families on the way that the target's tokens take through one row's tree."""
-    found, node = [], 0
+    tests, node = [], 0
     for token in chosen:
         children = [i for i in range(1, len(tokens)) if parents[i] == node and values[i] > -math.inf]
         if not children:
             break
         hit = next((k for k, i in enumerate(children) if tokens[i] == token), -1)
-        found.append(Family(tuple(min(0.0, values[i] - values[node]) for i in children), hit))
+        tests.append(Family(tuple(min(0.0, values[i] - values[node]) for i in children), hit))
         if hit < 0:
             break
         node = children[hit]
-    return found
+    return tests
 
 
 def score(family: Family) -> tuple[float, float]:

@@ -27,8 +27,8 @@ class CostModel:
 
     verify: Curve = field(default_factory=Curve)  # by nodes computed
     alone: Curve = field(default_factory=Curve)  # by rows, of passes without drafts
-    draft: dict[int, Curve] = field(default_factory=dict)  # rows -> by depth asked for
-    nodes: dict[int, Curve] = field(default_factory=dict)  # rows -> nodes of a row (no seconds) by depth asked for
+    draft: dict[int, Curve] = field(default_factory=dict)  # rows -> by requested depth
+    nodes: dict[int, Curve] = field(default_factory=dict)  # rows -> nodes of a row (no seconds) by requested depth
     rest: float = 0.0
     drift: float = 1.0  # how long plain passes take, on average, of what `verify` says, which is a low quantile
     summed: bool = False

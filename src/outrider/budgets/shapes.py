@@ -6,7 +6,7 @@ from ..params import InputError
 
 Shape = tuple[int, ...]  # children of every node of a depth; (): do not speculate
 Play = Shape | tuple[int, Shape]  # a shape, or that of one of several drafters, the first of which is 0
-MOST = 256  # nodes of a tree, the root included: what a cache has room for beyond the context
+MOST = 256  # nodes of a tree, the root included: what a cache holds beyond the context
 
 
 def check_shapes(shapes: tuple[Shape, ...]) -> None:

@@ -12,7 +12,6 @@ from .. import files, plugins
 from . import options as opt
 
 FAST = "Default: where the machine multiplies it (AVX512_BF16, AMX, a GPU), unless --dtype is wider."
-CACHED = "bfloat16", "float16", "float32"  # precisions of --cache
 
 
 def known(method: str) -> str:
@@ -44,9 +43,9 @@ def train(
     steps: Annotated[int, opt.training("--steps", help="Steps of the optimiser; 0: three epochs.")] = 0,
     rows: Annotated[int, opt.training("--rows", help="Rows of a batch.")] = 2,
     accumulate: Annotated[int, opt.training("--accumulate", help="Batches of a step.")] = 1,
-    lr: Annotated[float, opt.training("--lr", help="Default: the method's paper's.")] = 0.0,
-    warmup: Annotated[int, opt.training("--warmup", help="Steps; default: the paper's, at most a tenth.")] = -1,
-    clip: Annotated[float, opt.training("--clip", help="Gradient norm; default: the paper's.")] = 0.0,
+    lr: Annotated[float, opt.training("--lr", help="Default: the method's.")] = 0.0,
+    warmup: Annotated[int, opt.training("--warmup", help="Steps; default: the method's, at most a tenth.")] = -1,
+    clip: Annotated[float, opt.training("--clip", help="Gradient norm; default: the method's.")] = 0.0,
     decay: Annotated[float, opt.training("--decay", help="Weight decay.")] = 0.0,
     choice: Annotated[
         list[str] | None, opt.training("--option", help="NAME=VALUE of the method, as in passes=3.")
@@ -56,19 +55,12 @@ def train(
     save: Annotated[int, opt.training("--save", help="Steps between checkpoints; 0: five minutes.")] = 0,
     bf16: Annotated[
         bool | None,
-        opt.machine("--bf16/--no-bf16", show_default=False, help=f"Train in bfloat16 autocast. {FAST}"),
-    ] = None,
-    half_features: Annotated[
-        bool | None,
-        opt.machine(
-            "--half-features/--no-half-features", show_default=False, help=f"Run the target in bfloat16. {FAST}"
-        ),
+        opt.machine("--bf16/--no-bf16", show_default=False, help=f"Multiply in bfloat16. {FAST}"),
     ] = None,
     cache: Annotated[
         str,
-        opt.machine("--cache", metavar="DIR", help="Folder that keeps features for repeated epochs."),
+        opt.machine("--cache", metavar="DIR", help="Folder that keeps features; default: in DIR until the run ends."),
     ] = "",
-    cache_dtype: Annotated[str, opt.machine("--cache-dtype", help="bfloat16, float16 or float32.")] = "bfloat16",
     features: Annotated[
         str,
         opt.machine("--features", metavar="DIR", help="Folder of hidden states by vLLM, speculators or SpecForge."),
@@ -98,7 +90,7 @@ def train(
     from .loading import located
 
     check_names(dtype, device)
-    check_given(method, data, choice or [], init, features, cache_dtype)
+    check_given(method, data, choice or [], init, features)
     files.fillable(out)
     place = located(model)  # before torch is imported
     from ..training import loop
@@ -107,11 +99,11 @@ def train(
 
     check_place(dtype, device)
     if dtype in ("float32", "float64"):
-        bf16, half_features = bool(bf16), bool(half_features)
+        bf16 = bool(bf16)
     options = read_options(method, choice or [], options_of(method))
     recipe = Recipe(
         method, steps, rows, length, accumulate, lr, warmup=warmup, clip=clip, decay=decay, seed=seed, bf16=bf16,
-        half_features=half_features, cache=cache, cache_dtype=cache_dtype, features=features, evaluate=evaluate,
+        cache=cache, features=features, evaluate=evaluate,
         prompts=limit, save=save, init=init, options=options, target=str(place), data=tuple(data),
     )  # fmt: skip
     recipe.complete()  # what is wrong is refused before a model is loaded
@@ -153,7 +145,7 @@ def load(
     return target, documents
 
 
-def check_given(method: str, data: list[str], choice: list[str], init: str, features: str, cache_dtype: str) -> None:
+def check_given(method: str, data: list[str], choice: list[str], init: str, features: str) -> None:
     """Refuse files, folders and options of the method that there are not."""
     from .. import hub, shipped
     from ..params import InputError
@@ -166,8 +158,6 @@ def check_given(method: str, data: list[str], choice: list[str], init: str, feat
         hub.ensure(shipped.place_of(shipped.placed(init, method)))
     if features and not Path(features).is_dir():
         raise InputError(f"there is no folder {features}; give --features the one that another engine has written")
-    if cache_dtype not in CACHED:
-        raise InputError(f"the feature cache keeps {', '.join(CACHED)}, not {cache_dtype!r}")
 
 
 def read_options(method: str, given: list[str], known: dict[str, Any]) -> dict[str, Any]:

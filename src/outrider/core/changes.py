@@ -1,5 +1,5 @@
 """The tokens of one row whose logits a bias or a penalty changes, as arrays that grow with its text: what
-`sampling.penalise` works out anew from the whole text, for the compiled walk (`targets/walk.py`)."""
+`sampling.penalise` computes from the full text, for the compiled walk (`backends/native/walk.py`)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from ..params import Sampling
 
-MORE = 64  # tokens there is room for at first, beyond those of the prompt
+MORE = 64  # initial capacity in tokens, beyond those of the prompt
 
 
 @dataclass
@@ -31,12 +31,12 @@ class Changes:
         """Those of a text that begins; None where nothing is changed."""
         if not sampling.penalised and not sampling.logit_bias:
             return None
-        found = cls(sampling)
+        changes = cls(sampling)
         for token in sampling.logit_bias:
-            found._place(token, 1.0)
+            changes._place(token, 1.0)
         for token in prompt if sampling.repetition_penalty != 1 else ():
-            found._place(token, sampling.repetition_penalty)
-        return found
+            changes._place(token, sampling.repetition_penalty)
+        return changes
 
     def upto(self, output: Sequence[int]) -> Changes:
         """Itself, with all that was written since the prompt."""

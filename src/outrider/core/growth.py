@@ -20,7 +20,7 @@ Indices = list[list[int]]  # [row][node]: its index among the nodes that were fe
 
 @dataclass
 class Candidates:
-    """Every node there is to choose from, in the order found, the root first; and which of them are fed."""
+    """All candidate nodes, in the order they were drafted, the root first; and which of them are fed."""
 
     tokens: Array  # int64 [b, n]
     parents: Array  # int64 [n], counted among the fed

@@ -107,12 +107,12 @@ def uniforms(seeds: Sequence[int], serials: Sequence[int], n: int, stream: int =
     """n uniform numbers in (0, 1) per row with 53 random bits, float64 [b, n], keyed by (seed, round, stream)."""
     k, ids = keys(seeds, serials, stream), np.arange(2 * n, dtype=np.uint32)
     h = bits(k[:, :1], k[:, 1:], ids).astype(np.int64)
-    # Number i is made of ids 2i and 2i + 1, so that it does not depend on how many are asked for.
+    # Number i is made of ids 2i and 2i + 1, so that it does not depend on how many are computed.
     return (((h[:, 0::2] << 20) + (h[:, 1::2] >> 12)).astype(np.float64) + 0.5) * 2.0**-52
 
 
 class GumbelNoise:
-    """G by absolute position over a whole vocabulary, computed a block of positions ahead and kept while there is room.
+    """G by absolute position over a whole vocabulary, computed a block of positions ahead and kept up to a limit.
 
     One instance serves any number of rows and rounds; it is a cache of a pure function, never a state.
     """

@@ -32,12 +32,12 @@ class Price:
 
     def _best(self, rows: int, gains: Sequence[float]) -> int:
         """How many of these gains are worth their time, one after the other."""
-        tokens, best, found = float(rows), rows / self.seconds[0], 0
+        tokens, best, count = float(rows), rows / self.seconds[0], 0
         for i, (gain, seconds) in enumerate(zip(gains, self.seconds[1:], strict=False), 1):
             tokens += self.trust * gain
             if tokens / seconds > best:
-                best, found = tokens / seconds, i
-        return found
+                best, count = tokens / seconds, i
+        return count
 
     def wider(self, rows: int, nodes: int, more: float) -> float:
         """Seconds that `more` nodes in each of so many rows cost, which have `nodes` already."""

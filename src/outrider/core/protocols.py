@@ -17,7 +17,7 @@ from .types import Array, Budget, DraftTree, HostRow, Question, Rows, Verdict
 
 @dataclass(frozen=True)
 class TargetOutput:
-    """What a verification pass returns, per node it was asked about.
+    """What a verification pass returns, for each node of its input.
 
     On the CPU these are numpy arrays: logits in float32 or float64, features in the precision of the target, bfloat16
     as the uint16 that holds its bits. On another device they are its tensors.
@@ -128,6 +128,7 @@ class Target(Protocol):
     tensors: bool = False  # do `embed` and `head` take and give torch tensors, or arrays?
     separate: bool = False  # is what it writes no continuation of the prompt's own text (encoder-decoders)?
     integers: bool = False  # are its products of integers (int8 activations)? Its distributions differ a little then
+    logit_cap: float = 0.0  # of a soft cap of logits, which `head_rows` leave out; 0: none
     ragged: bool = False  # does the time of a pass follow from the nodes of all rows together, padding left out?
 
     @property
@@ -155,17 +156,18 @@ class Target(Protocol):
 
     def head_rows(self, tokens: Array | None) -> Array | None:
         """Rows [.., h] of the LM head for these token ids (None: all), in this precision, where the head is a product
-        and nothing else and this target computes on the host; else None."""
+        and nothing else (but for a soft cap) and this target computes on the host; else None."""
         return None
 
     @property
-    def embeddings(self) -> Array | None:
-        """The table [v, h] of embeddings, in this precision, under the conditions of `head_rows`."""
+    def embeddings(self) -> Any:
+        """The table [v, h] of embeddings as compiled code reads it (`backends/native/weights.py: Table`), under the
+        conditions of `head_rows`; else None."""
         return None
 
     @abstractmethod
     def open(self, capacity: int) -> Session:
-        """An empty session whose rows have room for `capacity` tokens, those of a tree included."""
+        """An empty session whose rows hold up to `capacity` tokens, those of a tree included."""
 
     @property
     def signature(self) -> str:

@@ -102,11 +102,11 @@ def largest(x: Array, k: int) -> Array:
     rows = x.reshape(-1, v)
     where = np.broadcast_to(np.arange(v), rows.shape)
     if v > 2 * BLOCK * k:
-        whole = v - v % BLOCK
-        maxima = rows[:, :whole].reshape(len(rows), -1, BLOCK).max(-1)
+        end = v - v % BLOCK  # of the full blocks
+        maxima = rows[:, :end].reshape(len(rows), -1, BLOCK).max(-1)
         blocks = np.argpartition(maxima, -k, -1)[:, -k:]
         where = (blocks[..., None] * BLOCK + np.arange(BLOCK)).reshape(len(rows), -1)
-        where = np.concatenate([where, np.broadcast_to(np.arange(whole, v), (len(rows), v - whole))], 1)
+        where = np.concatenate([where, np.broadcast_to(np.arange(end, v), (len(rows), v - end))], 1)
         where.sort(-1)
         rows = np.take_along_axis(rows, where, 1)
     order = np.argsort(-rows, -1, kind="stable")[:, :k]
@@ -167,9 +167,9 @@ def _noise(rows: Rows, depth: int | Array, ids: Array | None) -> Array:
     if isinstance(depth, int):
         return rows.noise(depth)[:, None] if ids is None else rows.noise(depth, ids)
     levels, which = np.unique(depth, return_inverse=True)
-    found = np.stack([rows.noise(int(d), ids) for d in levels])
+    noise = np.stack([rows.noise(int(d), ids) for d in levels])
     which, row = which.reshape(depth.shape), np.arange(len(depth))[:, None]
-    made: Array = found[which, row] if ids is None else found[which, row, np.arange(depth.shape[1])]
+    made: Array = noise[which, row] if ids is None else noise[which, row, np.arange(depth.shape[1])]
     return made
 
 

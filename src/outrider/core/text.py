@@ -20,7 +20,7 @@ from typing import Any, Protocol, runtime_checkable
 
 logger = logging.getLogger(__name__)
 
-# (a token's text so far, does it begin the whole text?) -> its text. Bytes that are no UTF-8 are surrogate escapes.
+# (a token's text so far, does it begin the text?) -> its text. Bytes that are no UTF-8 are surrogate escapes.
 Step = Callable[[str, bool], str]
 Decode = Callable[[list[int], bool], str]  # (token ids, leave special ones out?) -> text
 

@@ -133,7 +133,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class Question:
-    """What a rule is asked: which nodes of a tree are accepted, and which token comes after them."""
+    """The input of a rule, which answers which nodes of a tree are accepted, and which token comes after them."""
 
     rows: Rows
     tree: DraftTree
@@ -152,7 +152,7 @@ class Budget:
     floor: float = 0.0  # coupled only: drop nodes whose value (a probability) lies below
     reach: float = 0.0  # coupled only: stop expanding when the best value is below
     price: Price | None = None  # coupled only: keep the nodes that pay
-    rate: float = 0.0  # coupled only: tokens a second and row as things are; a mix asks no network that brings less
+    rate: float = 0.0  # coupled only: tokens a second and row as things are; a mix skips networks that gain less
     shape: tuple[int, ...] | None = None  # rejection: the static shape (N1, ..., Ng); a chain is (1, 1, ...)
     scale: float | None = None  # s of the confidences softmax(r / s), where it is fitted; None: the drafter's own
     part: int = 0  # of several drafters to choose from, which one

@@ -7,11 +7,11 @@
     typical    Medusa's typical acceptance (Cai et al. 2024): LOSSY
 
 The reference, one row at a time in float64; `native/c/walk.h` has the coupled rule in C and `backends/torch/verify.py`
-has all of them in tensors for other devices. A rule sees logits only through a function of the caller, asked at visited
-nodes alone, with the tokens accepted below the root so far:
+has all of them in tensors for other devices. A rule sees logits only through a function of the caller, called at
+visited nodes alone, with the tokens accepted below the root so far:
 
     choose(node, path) -> token      the target's own draw
-    law(node, path)    -> p [v]      the target's distribution, float64
+    p_at(node, path)   -> p [v]      the target's distribution, float64
 
 It returns the accepted nodes, the root first, and the token after them. `depth` bounds how many may be accepted; it
 must not depend on what was drafted.
@@ -29,7 +29,7 @@ from .sampling import distribution, draw, inverted, penalise
 from .types import Array, HostRow, Question, Verdict
 
 Choose = Callable[[int, list[int]], int]
-Law = Callable[[int, list[int]], Array]
+Distribution = Callable[[int, list[int]], Array]
 Walked = tuple[list[int], int]
 
 
@@ -38,7 +38,7 @@ class Chance(Protocol):
     """The rejection rules' randomness for one row, as two verbs, so that a test can explore every branch."""
 
     def accept(self, probability: float, index: int) -> bool:
-        """True with this probability; decision number `index`, of which each is asked once."""
+        """True with this probability; decision number `index`, of which each is made once."""
 
     def draw(self, weights: Array) -> int:
         """A token with probability proportional to its weight."""
@@ -57,7 +57,7 @@ class Dice:
         return bool(self.table[index] < probability)
 
     def draw(self, weights: Array) -> int:
-        """By inversion: one uniform number is far cheaper than Gumbel noise for the whole vocabulary."""
+        """By inversion: one uniform number is far cheaper than Gumbel noise for the vocabulary."""
         return inverted(weights, uniforms([self.seed], [self.serial], 1, EMIT)[0, 0])
 
 
@@ -87,18 +87,18 @@ def _judged(question: Question, b: int, row: HostRow) -> Walked:
         sampled, position = sampling.temperature > 0, rows.start[b] + len(path) + 1
         return draw(scores(node, path), sampling, rows.gumbel.at([rows.seeds[b]], [position])[0] if sampled else None)
 
-    def law(node: int, path: list[int]) -> Array:
+    def p_at(node: int, path: list[int]) -> Array:
         return distribution(scores(node, path), sampling)
 
     if rule == "coupled":
         return coupled(row, choose, depth)
     if rule == "typical":
-        return typical(row, law, question.epsilon, question.delta, depth)
+        return typical(row, p_at, question.epsilon, question.delta, depth)
     q = None if tree.q is None else np.asarray(tree.q[b], np.float64)
     dice = Dice(rows.seeds[b], rows.serial[b], tree.nodes)
     if rule == "block" and q is not None and max(len(q), 1) == depth == tree.nodes - 1:
-        return block(row, law, dice, depth, q)
-    return rejection(row, law, dice, depth, q, tree.replacement)
+        return block(row, p_at, dice, depth, q)
+    return rejection(row, p_at, dice, depth, q, tree.replacement)
 
 
 def _children(row: HostRow) -> list[list[int]]:
@@ -124,7 +124,7 @@ def coupled(row: HostRow, choose: Choose, depth: int) -> Walked:
 
 
 def rejection(
-    row: HostRow, law: Law, chance: Chance, depth: int, q: Array | None = None, replacement: bool = False
+    row: HostRow, p_at: Distribution, chance: Chance, depth: int, q: Array | None = None, replacement: bool = False
 ) -> Walked:
     """Recursive rejection sampling; the children of a node are tested in index order, the order they were drawn in:
 
@@ -137,7 +137,7 @@ def rejection(
     tokens, below = row[0], _children(row)
     path, text = [0], list[int]()
     while True:
-        node, p = path[-1], _normal(law(path[-1], text))
+        node, p = path[-1], _normal(p_at(path[-1], text))
         drawn_from = _normal(q[node]) if q is not None and node < len(q) else np.zeros_like(p)
         for child in below[node] if len(path) <= depth else ():
             x = tokens[child]
@@ -166,12 +166,12 @@ def _residual(p: Array, q: Array) -> Array:
     return _normal(rest) if rest.any() else p
 
 
-def block(row: HostRow, law: Law, chance: Chance, depth: int, q: Array | None = None) -> Walked:
+def block(row: HostRow, p_at: Distribution, chance: Chance, depth: int, q: Array | None = None) -> Walked:
     """Block verification of a chain of gamma drafted tokens (Sun et al. 2024, Algorithm 2). For i = 1..gamma:
 
         w_0 = 1; w_i = min(1, w_{i-1} p(x_i) / q(x_i))
         s_i = sum [w_i p(.|x_<=i) - q(.|x_<=i)]+; h_i = s_i / (s_i + 1 - w_i) for i < gamma, h_gamma = w_gamma
-        tau = the largest i with U_i <= h_i         (all are asked: a failure is not the end)
+        tau = the largest i with U_i <= h_i         (all are tried: a failure is not the end)
         emit from p(.|x_<=gamma) if tau = gamma, else from N([w_tau p - q]+)
 
     Without `q` the drafted tokens are point masses.
@@ -179,7 +179,7 @@ def block(row: HostRow, law: Law, chance: Chance, depth: int, q: Array | None = 
     tokens = row[0][1 : depth + 1]
     gamma, w, tau, final = len(tokens), 1.0, 0, np.zeros(0)
     for i in range(gamma + 1):
-        p, last = _normal(law(i, tokens[:i])), i == gamma
+        p, last = _normal(p_at(i, tokens[:i])), i == gamma
         below = np.zeros_like(p) if last else np.eye(1, len(p), tokens[i])[0] if q is None else _normal(q[i])
         rest = np.maximum(w * p - below, 0)
         s = rest.sum()
@@ -191,7 +191,7 @@ def block(row: HostRow, law: Law, chance: Chance, depth: int, q: Array | None = 
     return list(range(tau + 1)), chance.draw(final)
 
 
-def typical(row: HostRow, law: Law, epsilon: float, delta: float, depth: int) -> Walked:
+def typical(row: HostRow, p_at: Distribution, epsilon: float, delta: float, depth: int) -> Walked:
     """Typical acceptance (Medusa, section 2.3.1). LOSSY: the text does not follow the target's distribution.
 
     A node is accepted if its parent is and p(x) > min(epsilon, delta * exp(-H(p))). The longest accepted path wins,
@@ -204,7 +204,7 @@ def typical(row: HostRow, law: Law, epsilon: float, delta: float, depth: int) ->
     while layer:
         following = []
         for path, score in layer:
-            p = law(path[-1], [tokens[node] for node in path[1:]])
+            p = p_at(path[-1], [tokens[node] for node in path[1:]])
             if after < 0 or (len(path), score) > (len(best[0]), best[1]):
                 best, after = (path, score), int(p.argmax())
             entropy = -(p[p > 0] * np.log(p[p > 0])).sum()

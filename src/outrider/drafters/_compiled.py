@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..backends.native.abi import Library
-from ..backends.native.drafts import Pairs, SlotCache, float32
+from ..backends.native.drafts import Pairs, SlotCache
 from ..backends.native.grow import Eagle
 from ..backends.native.library import library
 from ..core.protocols import Drafter, Drafting, Round, Target
@@ -148,7 +148,9 @@ class EagleDrafting(PairDrafting):
             nonlocal vectors
             assert fed.ancestors is not None
             above = np.take_along_axis(vectors, fed.parents[:, since:, None], 1)
-            given = np.concatenate([float32(compiled.embeddings[fed.tokens[:, since:]]), above], -1)
+            tokens = fed.tokens[:, since:]
+            embedded = compiled.embeddings.rows(tokens.ravel()).reshape(*tokens.shape, -1)
+            given = np.concatenate([embedded, above], -1)
             made, logits = compiled.step(self.cache, given, fed.depths[:, 1:] - 1, fed.ancestors[:, 1:, 1:])
             vectors = np.concatenate([vectors, made], 1)
             return logits

@@ -10,6 +10,7 @@ import numpy as np
 
 from ..backends.native.drafts import Weights
 from ..backends.native.grow import EagleParts, eagle
+from ..backends.native.weights import Table
 from ..core.protocols import Drafter, Target
 from ..nets.configs import INPUTS, Eagle3Config, EagleConfig
 from ._compiled import CompiledEagle
@@ -79,12 +80,12 @@ def compiled(config: EagleConfig | Eagle3Config, weights: Weights, target: Targe
         ids = names_of(weights["d2t"], config.vocab)
         ids = None if np.array_equal(ids, np.arange(config.vocab)) else ids
     head = weights["lm_head.weight"] if three else target.head_rows(ids)
-    table = weights.get("embed_tokens.weight", target.embeddings)
+    own = weights.get("embed_tokens.weight")
+    table = target.embeddings if own is None else Table.of(own, code)
     if head is None or table is None or table.shape[1] != config.layer.hidden:
         return None
-    made = eagle(
-        code, EagleParts(weights, config.layer, "midlayer." if three else "layers.0.", three, head, table, ids)
-    )
+    layer, cap = ("midlayer.", 0.0) if three else ("layers.0.", target.logit_cap)
+    made = eagle(code, EagleParts(weights, config.layer, layer, three, head, table, ids, cap))
     return None if made is None else CompiledEagle(made, growth, target.vocab, method.taps(config))
 
 

@@ -227,7 +227,7 @@ def compiled(config: BlockConfig, weights: Weights, target: Target, growth: Grow
     if config.pair_head != "none":
         selector = weights["pair_hidden.weight"] if config.pair_head == "selector" else None
         pairs = PairHead(weights["markov_w1.weight"], weights["markov_w2.weight"], selector, config.pair_top)
-    mask = weights["mask_embedding"] if config.mask_token < 0 else table[config.mask_token]
+    mask = weights["mask_embedding"] if config.mask_token < 0 else table.rows(np.array([config.mask_token]))[0]
     parts = BlockParts(
         weights, config.layer, config.layers, len(config.taps), config.block - config.drafts,
         config.pair_head == "markov", head, table, mask, names,

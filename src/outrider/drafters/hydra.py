@@ -74,7 +74,7 @@ class CompiledHydra(Drafter):
         if self.prefix is None:
             return CompiledHydraDrafting(self)
         last = np.zeros((len(prompts), self.config.hidden), np.float32)
-        return PrefixDrafting(self, self.prefix.cache(len(prompts), capacity, self.compiled.embeddings.dtype), last)
+        return PrefixDrafting(self, self.prefix.cache(len(prompts), capacity, self.compiled.dtype), last)
 
 
 class HydraTrees(Drafting):
@@ -142,7 +142,7 @@ class PrefixDrafting(HydraTrees, PairDrafting):
 
     def seen(self) -> Array:
         self.read()
-        return rounded(self.last) if self.drafter.compiled.embeddings.dtype == np.uint16 else self.last
+        return rounded(self.last) if self.drafter.compiled.dtype == np.uint16 else self.last
 
 
 def _shapes(config: HydraConfig) -> Shapes | None:

@@ -72,6 +72,13 @@ class Batch:
         """The same tokens with nothing to learn: all padding."""
         return replace(self, documents=torch.full_like(self.documents, -1), learn=torch.zeros_like(self.learn))
 
+    def only(self, places: Sequence[tuple[int, Int[Tensor, " n"]]]) -> Batch:
+        """The same with all but these documents, of which row and places are given, as padding."""
+        documents = torch.full_like(self.documents, -1)
+        for row, at in places:
+            documents[row, at] = self.documents[row, at]
+        return replace(self, documents=documents, learn=self.learn & (documents >= 0))
+
     def to(self, device: torch.device | str) -> Batch:
         moved = {name: getattr(self, name).to(device) for name in ("tokens", "positions", "documents", "learn")}
         return replace(self, **moved)

@@ -1,14 +1,11 @@
-"""The frozen target's hidden states for a batch, computed in the step. No dump of features is ever needed.
-
-For repeated epochs there is a bounded cache on disk: memory-mapped, its size said before it starts.
-"""
+"""The frozen target's hidden states for a batch, computed in the step; later epochs read them from a cache on disk."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
-from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
@@ -28,7 +25,6 @@ from ..core.protocols import Target
 from ..params import InputError
 from .data import Batch
 
-Say = Callable[[str], None]
 TOGETHER = 4  # documents that a compiled pass reads at once
 
 
@@ -37,6 +33,7 @@ class TargetFeatures:
     """Features by tap, as `TargetOutput` has them: -1 is after the final norm, k the input of layer k."""
 
     features: dict[int, Float[Tensor, "b n h"]]
+    read: int = 0  # tokens that the target has read for them now
 
 
 def mask_of(batch: Batch, dtype: torch.dtype, window: int | None = None) -> Float[Tensor, "b 1 n n"]:
@@ -67,12 +64,12 @@ def see(target: Target, batch: Batch, taps: tuple[int, ...], half: bool = False)
     """
     if not taps:  # an objective that trains the target itself
         return TargetFeatures({})
-    kind = learned(dtype_of(target))
+    kind, read = learned(dtype_of(target)), int((batch.documents >= 0).sum())
     if not isinstance(target, HFTarget):
-        return TargetFeatures({tap: states.to(kind) for tap, states in compiled(target, batch, taps).items()})
+        return TargetFeatures({tap: x.to(kind) for tap, x in compiled(target, batch, taps).items()}, read)
     with torch.no_grad():
         states = hidden(target, batch, half)
-        return TargetFeatures({tap: states[tap].to(kind) for tap in taps})
+        return TargetFeatures({tap: states[tap].to(kind) for tap in taps}, read)
 
 
 def learned(kind: torch.dtype) -> torch.dtype:
@@ -86,12 +83,7 @@ def compiled(target: Target, batch: Batch, taps: tuple[int, ...]) -> dict[int, F
     TOGETHER documents at a time, those of a length side by side: room is made for the longest of them.
     """
     found = {tap: torch.zeros(*batch.tokens.shape, target.hidden, dtype=dtype_of(target)) for tap in taps}
-    places = [
-        (row, torch.nonzero(batch.documents[row] == number)[:, 0])
-        for row in range(len(batch.keys))
-        for number in batch.documents[row].unique().tolist()
-        if number >= 0
-    ]
+    places = documents_of(batch)
     places.sort(key=lambda place: len(place[1]))
     for group in (places[i : i + TOGETHER] for i in range(0, len(places), TOGETHER)):
         session, read = target.open(batch.tokens.shape[1]), 0
@@ -102,6 +94,16 @@ def compiled(target: Target, batch: Batch, taps: tuple[int, ...]) -> dict[int, F
                     found[tap][row, here] = of[: len(here)]
             read += prefill.tree.tokens.shape[1]
     return found
+
+
+def documents_of(batch: Batch) -> list[tuple[int, Int[Tensor, " n"]]]:
+    """Row and places of every document."""
+    return [
+        (row, torch.nonzero(batch.documents[row] == number)[:, 0])
+        for row in range(len(batch.keys))
+        for number in batch.documents[row].unique().tolist()
+        if number >= 0
+    ]
 
 
 def hidden(target: HFTarget, batch: Batch, half: bool = False) -> Any:
@@ -128,69 +130,66 @@ def hidden(target: HFTarget, batch: Batch, half: bool = False) -> Any:
 
 
 class FeatureCache:
-    """Features of every row on disk, a file per tap, each filled as rows are first seen: [rows, n, h].
+    """Features of documents on disk, a file each, for later epochs and for other trainings that read the same taps.
 
-    Trainings of several methods on the same rows may share a folder.
+    Args:
+        folder: made if it is not there.
+        taps: the hidden states that are kept.
+        half: does a stock model compute in bfloat16?
+        of: the target's fingerprint.
+        limit: bytes that the folder may hold; what comes later is computed anew each time. None: a quarter of what is
+            free on the disk.
+
+    Raises:
+        InputError: the folder holds the features of another target, or cannot be written.
     """
 
-    def __init__(
-        self, folder: Path, rows: Batch, taps: tuple[int, ...], width: int, kind: str, say: Say = print, of: str = ""
-    ):
-        if kind not in KINDS:
-            raise InputError(f"the feature cache keeps {', '.join(KINDS)}, not {kind!r}")
-        self.taps, (self.bits, self.dtype) = taps, KINDS[kind]
-        self.shape = (*rows.tokens.shape, width)
+    def __init__(self, folder: Path, taps: tuple[int, ...], half: bool, of: str, limit: int | None = None):
+        self.folder, self.taps, self.half = folder, taps, half
         with files.writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
-        size = int(np.prod(self.shape)) * np.dtype(self.bits).itemsize
-        lacking = [t for t in taps if not (folder / f"{t}.bin").exists()]
-        free = shutil.disk_usage(folder).free
-        new = len(lacking) * size
-        say(f"feature cache in {folder}: {len(taps)} x {size / 1e9:.2f} GB, {new / 1e9:.2f} GB of it new")
-        if new > 0.95 * free:
+        mark = folder / "target.json"
+        if mark.exists() and json.loads(mark.read_text(encoding="utf-8")) != {"target": of}:
             raise InputError(
-                f"the feature cache needs {new / 1e9:.1f} GB and {folder} has {free / 1e9:.1f} GB free; "
-                "leave it out, or train on fewer rows"
+                f"{folder} holds the features of another target or precision; give another folder, or remove it"
             )
-        mark = folder / "rows.json"
-        told = {"rows": digest(rows), "shape": list(self.shape), "dtype": kind, "of": of}
-        if mark.exists() and json.loads(mark.read_text(encoding="utf-8")) != told:
-            raise InputError(
-                f"{folder} holds the features of other rows, or of another target or precision; "
-                "give another folder, or remove it"
-            )
-        files.write(mark, json.dumps(told))
-        self.data = {t: self._map(folder / f"{t}.bin", self.bits, self.shape) for t in taps}
-        self.known = {t: self._map(folder / f"{t}.rows", np.uint8, self.shape[:1]) for t in taps}
+        files.write(mark, json.dumps({"target": of}))
+        used = sum(entry.stat().st_size for entry in os.scandir(folder))
+        self.room = (shutil.disk_usage(folder).free // 4 + used if limit is None else limit) - used
 
-    @staticmethod
-    def _map(path: Path, kind: Any, shape: tuple[int, ...]) -> Any:
-        return np.memmap(path, kind, "r+" if path.exists() else "w+", shape=shape)
-
-    def see(self, target: Target, batch: Batch, half: bool) -> TargetFeatures:
-        """The batch's features: from disk where all rows are there, else computed and kept."""
-        keys, n = list(batch.keys), batch.tokens.shape[1]
-        there = all(self.known[t][keys].all() for t in self.taps)
+    def see(self, target: Target, batch: Batch) -> TargetFeatures:
+        """The batch's features: those of documents that are here from disk, others computed and kept."""
+        batch = batch.to("cpu")
+        places = [(row, at, self._path(batch.tokens[row, at])) for row, at in documents_of(batch)]
+        here = [path.exists() for _, _, path in places]
         if isinstance(target, HFTarget) and target.processes > 1:  # they see it together or not at all
-            there = spread.agreed(target.model, there)
-        if not there:
-            seen = see(target, batch, self.taps, half)
-            for t in self.taps:
-                raw = seen.features[t].to(self.dtype).cpu().contiguous().view(getattr(torch, self.bits.__name__))
-                self.data[t][keys, :n] = raw.numpy()
-                self.known[t][keys] = 1
-        found = {}
-        for t in self.taps:
-            raw = torch.from_numpy(np.ascontiguousarray(self.data[t][keys, :n])).view(self.dtype)
-            found[t] = raw.to(target.device).to(learned(dtype_of(target)))
-        return TargetFeatures(found)
+            here = [spread.agreed(target.model, all(here))] * len(here)
+        lacking = [place for place, known in zip(places, here, strict=True) if not known]
+        kind = torch.bfloat16 if self.half and isinstance(target, HFTarget) else dtype_of(target)
+        found = torch.zeros(len(self.taps), *batch.tokens.shape, target.hidden, dtype=kind)
+        read = 0
+        if lacking:
+            part = batch.only([(row, at) for row, at, _ in lacking])
+            seen = see(target, part.to(target.device), self.taps, self.half)
+            states, read = torch.stack([seen.features[tap] for tap in self.taps]).to("cpu", kind), seen.read
+            for row, at, path in lacking:
+                found[:, row, at] = states[:, row, at]
+                self._keep(path, found[:, row, at])
+        for row, at, path in (place for place, known in zip(places, here, strict=True) if known):
+            raw = np.fromfile(path, np.uint8).reshape(len(self.taps), len(at), -1)
+            found[:, row, at] = torch.from_numpy(raw).view(kind)
+        taken = found.to(target.device, learned(dtype_of(target)))
+        return TargetFeatures(dict(zip(self.taps, taken, strict=True)), read)
 
+    def _path(self, tokens: Int[Tensor, " n"]) -> Path:
+        name = hashlib.sha256(tokens.numpy().tobytes()).hexdigest()[:24]
+        return self.folder / f"{name}.{'_'.join(map(str, self.taps))}"
 
-KINDS: dict[str, tuple[Any, torch.dtype]] = {
-    "bfloat16": (np.int16, torch.bfloat16),
-    "float16": (np.int16, torch.float16),
-    "float32": (np.int32, torch.float32),
-}
+    def _keep(self, path: Path, states: Float[Tensor, "taps n h"]) -> None:
+        raw = states.contiguous().view(torch.uint8).numpy()
+        if raw.nbytes <= self.room:
+            self.room -= raw.nbytes
+            files.write(path, raw.tofile)
 
 
 def digest(rows: Batch) -> str:

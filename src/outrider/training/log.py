@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 from collections.abc import Mapping
+from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -13,12 +14,20 @@ EVERY = 10  # steps between lines
 
 
 class Log:
-    """`log.jsonl` has a line every tenth step and one for every evaluation."""
+    """`log.jsonl` has a line every tenth step and one for every evaluation.
 
-    def __init__(self, folder: Path, start: int, steps: int, main: bool, quiet: bool):
+    Args:
+        folder: of the run.
+        start, steps: the step that it goes on with, and the last one.
+        rate: operations a second of the machine's large products.
+        main: does this process write?
+        quiet: write nothing on stderr.
+    """
+
+    def __init__(self, folder: Path, start: int, steps: int, rate: float, main: bool, quiet: bool):
         self.path, self.main, self.quiet = folder / "log.jsonl", main, quiet
-        self.start, self.steps = start, steps
-        self.tokens, self.seconds = 0, 0.0
+        self.start, self.steps, self.rate = start, steps, rate
+        self.tokens, self.seconds, self.useful = 0, 0.0, 0.0
         self.losses: list[float] = []
         self.bar: Any = None
         self.board: Any = None
@@ -57,19 +66,35 @@ class Log:
         if self.main and not self.quiet:
             from rich.console import Console
 
-            (self.bar.console if self.bar is not None else Console(stderr=True)).print(words, highlight=False)
+            (self.bar.console if self.bar is not None else Console(stderr=True)).print(
+                words, highlight=False, soft_wrap=True
+            )
 
     def step(
-        self, step: int, loss: float, rate: float, tokens: int, seconds: float, parts: Mapping[str, float]
+        self,
+        step: int,
+        loss: float,
+        rate: float,
+        tokens: int,
+        seconds: float,
+        useful: float,
+        parts: Mapping[str, float],
     ) -> None:
-        self.tokens, self.seconds = self.tokens + tokens, self.seconds + seconds
+        """A step of so many tokens, seconds and useful operations, at this learning rate."""
+        self.tokens, self.seconds, self.useful = self.tokens + tokens, self.seconds + seconds, self.useful + useful
         self.losses.append(loss)
+        speed, share = self.tokens / self.seconds, self.useful / self.seconds / self.rate
+        mean = sum(self.losses) / len(self.losses)
+        note = f"loss {mean:.4f}  {speed:,.0f} tokens/s ({share:.0%} of the machine's rate)"
         if self.bar is not None:
-            self.bar.update(self.task, completed=step, note=f"loss {loss:.4f}  {tokens / seconds:,.0f} tokens/s")
+            self.bar.update(self.task, completed=step, note=note)
         if step % EVERY == 0 or step == self.steps:
-            line = {"step": step, "loss": sum(self.losses) / len(self.losses), "lr": rate}
-            self._write({**line, "tokens_per_second": self.tokens / self.seconds, **parts})
-            self.tokens, self.seconds, self.losses = 0, 0.0, []
+            if self.bar is not None and not self.bar.console.is_terminal:  # where no bar moves
+                left = timedelta(seconds=round((self.steps - step) * self.seconds / len(self.losses)))
+                self.say(f"step {step} of {self.steps}: {note}, {left} left")
+            line = {"step": step, "loss": mean, "lr": rate}
+            self._write({**line, "tokens_per_second": speed, "rate_share": share, **parts})
+            self.tokens, self.seconds, self.useful, self.losses = 0, 0.0, 0.0, []
 
     def evaluation(self, step: int, loss: float, parts: Mapping[str, float], found: Mapping[str, Any]) -> None:
         self._write({"step": step, "held_out_loss": loss, **{f"held_out_{k}": v for k, v in parts.items()}, **found})

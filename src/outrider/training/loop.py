@@ -8,6 +8,7 @@ processes learn in the step, so that several processes give the losses of one.
 from __future__ import annotations
 
 import math
+import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -28,13 +29,16 @@ from ..params import InputError, Interrupted
 from . import checkpoint, objectives
 from .data import Batch, Document, draft_size, pack, split
 from .evaluate import acceptance, held_out_loss, prompts_of
-from .features import FeatureCache, TargetFeatures, digest, fingerprint, see
+from .features import FeatureCache, digest, fingerprint, see
 from .foreign import ForeignFeatures
 from .log import Log
+from .rate import product_rate
 from .recipe import Recipe
 from .state import FeaturesOf, State, rows_of
 
+CACHE = "features"  # folder of the run's own cache, removed when it ends
 SAVE = 300  # seconds between checkpoints
+TOLD = {"passes": "training passes", "draft_vocab": "tokens that can be drafted"}  # options that a run says
 TENTH = 10  # of what a run reads is looked at beforehand, where an objective prepares itself
 
 
@@ -87,13 +91,13 @@ def train(
     rows, test = pack(learned, recipe.length, recipe.seed, share), pack(held, recipe.length, 0, share)
     test = test.rows(range(min(len(test.keys), 8 * recipe.rows)))
     recipe = _vocabulary(recipe.over(len(rows.keys)).continuing(out).complete(), learned, target.vocab)
-    recipe = precisions(recipe, torch.device(target.device), dtype_of(target))
+    recipe = precision(recipe, torch.device(target.device), dtype_of(target))
     accelerator = Accelerator(cpu=target.device == "cpu")
     main = accelerator.is_main_process
     if stock is not None:
         stock.model.requires_grad_(False)
 
-    print_ = fingerprint(target, bool(recipe.half_features))  # now: an objective may change the target
+    print_ = fingerprint(target, bool(recipe.bf16))  # now: an objective may change the target
 
     def fresh() -> Any:
         torch.manual_seed(recipe.seed)
@@ -111,11 +115,11 @@ def train(
     if found is not None and found["of"]["target"] != print_:
         raise InputError(f"{out} was trained for another target; give another --out, or remove it")
     start, loss, best, tau = (0, math.nan, math.inf, 0.0) if found is None else _progress(found)
-    log = Log(out, start, recipe.steps, main, quiet)
+    rate = product_rate(torch.device(target.device), bool(recipe.bf16))
+    log = Log(out, start, recipe.steps, rate, main, quiet)
     with accelerator.main_process_first() if recipe.cache else nullcontext():  # which makes the files of a cache
-        features_of = _feature_source(target, objective.taps, recipe, rows, log.say, print_)
-    kinds = ["bfloat16" if half else "full precision" for half in (recipe.bf16, recipe.half_features)]
-    log.say(f"training in {kinds[0]}, the target's features in {kinds[1]} (--no-bf16, --no-half-features)")
+        features_of = _feature_source(target, objective.taps, recipe, rows, out, log.say, print_)
+    log.say(f"{_chosen(recipe, target)}; large products here: {rate / 1e9:,.0f} GFLOPS")
     if found is not None and found["of"] != of:
         log.say("the data is another than before: it goes on with this one, and the best drafter is looked for anew")
         best = math.inf
@@ -127,9 +131,6 @@ def train(
     state = State(objective, recipe, accelerator, of, shard, 1 if stock is None else stock.processes)
     if found is not None:
         state.resume(found)
-
-    def see_test(batch: Batch) -> TargetFeatures:
-        return see(target, batch.to(target.device), objective.taps, bool(recipe.half_features))
 
     prompts = prompts_of(held, recipe.prompts, recipe.tokens, target.context)
     last = min(recipe.steps, stop or recipe.steps)
@@ -148,9 +149,11 @@ def train(
                     f"the checkpoint before it is kept in {out}; lower --lr or look at these rows"
                 )
             done = step + 1
-            log.step(done, loss, recipe.lr * recipe.rate(step), tokens, time.perf_counter() - began, parts)
+            log.step(
+                done, loss, recipe.lr * recipe.rate(step), tokens, time.perf_counter() - began, state.useful, parts
+            )
             if done % recipe.evaluate == 0 or done == recipe.steps:
-                tau, best = _evaluate(state, fresh, done, target, out, test, see_test, prompts, log, best, tau)
+                tau, best = _evaluate(state, fresh, done, target, out, test, features_of, prompts, log, best, tau)
             halt = state.any(bool(asked))  # one process's signal is for all of them
             due = done % recipe.save == 0 if recipe.save else state.any(time.perf_counter() - kept > SAVE)
             if due or done == last or halt:
@@ -158,7 +161,18 @@ def train(
                 kept = time.perf_counter()
             if halt:
                 raise Interrupted(f"{out} keeps step {done} of {recipe.steps}, the same command goes on from there")
+    if last == recipe.steps and main:
+        shutil.rmtree(out / CACHE, ignore_errors=True)
     return Result(out / "best", last, loss, best, tau)
+
+
+def _chosen(recipe: Recipe, target: Target) -> str:
+    """What a run computes in, and its options, in one line."""
+    kind = "bfloat16 products, float32 weights" if recipe.bf16 else "full precision"
+    passes = "compiled" if target.code is not None else "stock"
+    options = {**objectives.options_of(recipe.method), **recipe.options}
+    told = [f"{options[name]} {words}" for name, words in TOLD.items() if options.get(name)]
+    return ", ".join([kind, f"the target's {passes} passes in {target.precision}", *told])
 
 
 def _vocabulary(recipe: Recipe, documents: Sequence[Document], vocab: int) -> Recipe:
@@ -168,15 +182,11 @@ def _vocabulary(recipe: Recipe, documents: Sequence[Document], vocab: int) -> Re
     return replace(recipe, options={**recipe.options, "draft_vocab": size}) if left else recipe
 
 
-def precisions(recipe: Recipe, device: torch.device, dtype: torch.dtype) -> Recipe:
-    """The recipe with the precisions that it leaves open: bfloat16 where the device multiplies it and the target, which
-    computes in `dtype`, is not of float64."""
+def precision(recipe: Recipe, device: torch.device, dtype: torch.dtype) -> Recipe:
+    """The recipe with the precision that it leaves open: bfloat16 where the device multiplies it and the target, which
+    computes in `dtype`, is not of float64. Weights and moments are float32 in any case."""
     fast = dtype != torch.float64 and multiplies_bf16(device)
-    return replace(
-        recipe,
-        bf16=fast if recipe.bf16 is None else recipe.bf16,
-        half_features=fast if recipe.half_features is None else recipe.half_features,
-    )
+    return replace(recipe, bf16=fast if recipe.bf16 is None else recipe.bf16)
 
 
 def multiplies_bf16(device: torch.device) -> bool:
@@ -225,18 +235,20 @@ def _evaluate(
 
 
 def _feature_source(
-    target: Target, taps: tuple[int, ...], recipe: Recipe, rows: Batch, say: Callable[[str], None], of: str
+    target: Target, taps: tuple[int, ...], recipe: Recipe, rows: Batch, out: Path, say: Callable[[str], None], of: str
 ) -> FeaturesOf:
-    half = bool(recipe.half_features)
+    """Where a batch's features come from: another engine's files, a cache on disk, or the target each time."""
+    half = bool(recipe.bf16)
     if recipe.features:
         assert isinstance(target, HFTarget), "such features are held against the stock model's"
         foreign = ForeignFeatures(Path(recipe.features), target, rows, taps, say)
         return lambda batch: foreign.see(target, batch.to(target.device), half)
-    if not recipe.cache:
+    again = recipe.steps * recipe.rows * recipe.accumulate > len(rows.keys)
+    if not taps or not (recipe.cache or (target.device == "cpu" and again)):
         return lambda batch: see(target, batch.to(target.device), taps, half)
-    width = target.hidden
-    cache = FeatureCache(Path(recipe.cache), rows, taps, width, recipe.cache_dtype, say, of)
-    return lambda batch: cache.see(target, batch.to(target.device), half)
+    cache = FeatureCache(Path(recipe.cache) if recipe.cache else out / CACHE, taps, half, of)
+    say(f"features are kept in {cache.folder} for later epochs: {cache.room / 1e9:.0f} GB more at most")
+    return lambda batch: cache.see(target, batch.to(target.device))
 
 
 def _check(target: Target, documents: Sequence[Document], recipe: Recipe, shard: bool) -> None:

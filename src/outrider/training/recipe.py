@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from .objectives import optimiser_of
 NAME = "recipe.json"
 EPOCHS, LEAST = 3, 200  # over the rows, where steps are not given; and steps at least
 FALL = 0.2  # of the steps, over which the rate falls
-FREE = {"steps", "evaluate", "prompts", "tokens", "save", "target", "data"}  # may differ when a run goes on
+FREE = {"steps", "evaluate", "prompts", "tokens", "save", "target", "data", "cache"}  # may differ when a run goes on
 
 
 @dataclass(frozen=True)
@@ -35,10 +35,8 @@ class Recipe:
     clip: float = 0.0
     decay: float = 0.0
     seed: int = 0
-    bf16: bool | None = False  # autocast; None: where bfloat16 is fast (`loop.precisions`)
-    half_features: bool | None = False  # the target in bfloat16; None: the same
-    cache: str = ""  # a folder for features, for repeated epochs; none: they are computed anew
-    cache_dtype: str = "bfloat16"
+    bf16: bool | None = False  # autocast, of a stock target too; None: where bfloat16 is fast (`loop.precision`)
+    cache: str = ""  # a folder that keeps features; none: on a CPU one in the run's folder, until it ends
     features: str = ""  # a folder of features that another engine has written
     init: str = ""  # a drafter whose weights are the first
     evaluate: int = 0  # steps between evaluations; 0: ten times in all
@@ -97,7 +95,8 @@ class Recipe:
         if not path.exists() or not (folder / "checkpoint.pt").exists():
             return self
         try:
-            kept = from_dict(Recipe, json_of(path))
+            known = {field.name for field in fields(Recipe)}  # a run of an older version may have more
+            kept = from_dict(Recipe, {name: value for name, value in json_of(path).items() if name in known})
         except TypeError as error:
             raise InputError(f"{path} is no recipe of this version ({error}); give another --out") from None
         filled = replace(
@@ -107,7 +106,6 @@ class Recipe:
             lr=self.lr or kept.lr,
             clip=self.clip or kept.clip,
             bf16=kept.bf16 if self.bf16 is None else self.bf16,
-            half_features=kept.half_features if self.half_features is None else self.half_features,
         )
         mine, theirs = to_dict(filled), to_dict(kept)
         other = sorted(k for k in mine.keys() - FREE if mine[k] != theirs[k])

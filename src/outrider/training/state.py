@@ -14,11 +14,13 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
+from torch.utils.flop_counter import FlopCounterMode
 
 from ..params import InputError
 from . import checkpoint, objectives, sharding
 from .data import Batch, order
 from .features import TargetFeatures
+from .rate import operations_of
 from .recipe import Recipe
 from .sizes import FewSizes
 
@@ -50,6 +52,8 @@ class State:
         self.objective, self.recipe, self.accelerator, self.of = objective, recipe, accelerator, of
         self.shard, self.group = shard, group
         self.device = next(objective.parameters()).device
+        self.operations, self.useful = 0.0, 0.0  # for each token; of the last step, those of the target too
+        self.reading = operations_of(objective.target)
         betas = objectives.optimiser_of(recipe.method).betas
         if shard:
             sharding.sharded(objective)
@@ -72,15 +76,18 @@ class State:
         pieces = shares(rows_of(recipe, len(rows.keys), step), accelerator.num_processes, recipe.accumulate)
         for group in self.optimiser.param_groups:
             group["lr"] = recipe.lr * recipe.rate(step) * group["scale"]
-        total, count, hits, tokens = 0.0, 0.0, {}, 0
+        total, count, hits, tokens, self.useful = 0.0, 0.0, {}, 0, 0.0
         for i, piece in enumerate(pieces):
             sync = self.module.no_sync if i + 1 < len(pieces) and self.module is not self.objective else None
             part, seen = self._read(rows, piece, features_of)  # the frozen target's precision is its own matter
+            if i == 0:
+                self._count(part, seen, step)
+            here = int((part.documents >= 0).sum())
             with self._few(), self._cast(), sync() if sync else nullcontext():
                 loss, weight, found = self.module(part.to(self.device), seen, step)
             (loss * accelerator.num_processes).backward()  # the mean over processes is the sum then
             total, count = total + float(loss.detach()), count + float(weight.detach())
-            tokens += int((part.documents >= 0).sum())
+            tokens, self.useful = tokens + here, self.useful + here * self.operations + seen.read * self.reading
             hits = {k: float(v) for k, v in found.items()}
         total, count, read = self._sums(total, count, float(tokens))
         count = max(count, 1.0)
@@ -88,6 +95,21 @@ class State:
             self._descend(count)
         self.optimiser.zero_grad(set_to_none=True)
         return total / count, int(read), hits
+
+    def _count(self, part: Batch, seen: TargetFeatures, step: int) -> None:
+        """Count the operations of products and attention in a drafter's step, for each token: of one row, once, and
+        for nothing else, since what counts them changes their rounding."""
+        row = part.rows([0])
+        tokens = int((row.documents >= 0).sum())
+        if self.operations or not tokens or self.accelerator.num_processes > 1:
+            return
+        first = TargetFeatures({tap: x[:1, : row.tokens.shape[1]] for tap, x in seen.features.items()})
+        with FlopCounterMode(display=False) as counter:
+            with self._few(), self._cast():
+                loss = self.module(row.to(self.device), first, step)[0]
+            loss.backward()
+        self.optimiser.zero_grad(set_to_none=True)
+        self.operations = counter.get_total_flops() / tokens
 
     def _cast(self) -> Any:
         return torch.autocast(self.device.type, torch.bfloat16) if self.recipe.bf16 else nullcontext()

@@ -36,6 +36,7 @@ PLAIN, Q4, Q8, BF12, INTEGER = (ffi.integer_const(kind) for kind in ("PLAIN", "Q
 BLOCK_WEIGHTS: int = ffi.integer_const("BLOCK_WEIGHTS")
 MAX_HEAD_DIM: int = ffi.integer_const("MAX_HEAD_DIM")
 MAX_FED_PAIRS: int = ffi.integer_const("MAX_FED_PAIRS")
+EXPERT_ROWS: int = ffi.integer_const("EXPERT_ROWS")
 CHANGE_BYTES: int = ffi.integer_const("CHANGE_BYTES")
 
 

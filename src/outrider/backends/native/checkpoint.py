@@ -13,6 +13,7 @@ from ...core.types import Array
 from ...params import InputError
 from . import model
 from .description import Description
+from .experts import IN_TURN, apart
 from .families import describe, renamed
 from .files import ModelFile, open_gguf, open_safetensors
 from .model import Parameter
@@ -80,7 +81,7 @@ def _of_gguf(place: Path) -> Checkpoint:
     file = open_gguf(place)
     if not model.supports(file):
         raise InputError(f"{place} cannot be read as it lies: {model.refused(file)}")
-    parameters = {one.name: one for one in model.parameters(file)}
+    parameters = apart({one.name: one for one in model.parameters(file)})
     return Checkpoint(
         place, model.config_of(file), parameters, model.kept_in(file), model.frequency_factors(file), gguf=file
     )
@@ -95,6 +96,7 @@ def _of_folder(folder: Path) -> Checkpoint:
             if name in parameters:
                 raise InputError(f"{folder} holds the tensor {name} twice; fetch it again")
             parameters[name] = Parameter(name, tensor)
+    parameters = apart(parameters, config.get("model_type") == IN_TURN)
     known = config.get("dtype") or config.get("torch_dtype")
     kinds = (one.tensor.kind.name for one in parameters.values())
     first = next((kind for kind in kinds if kind in FLOATS), "F32")

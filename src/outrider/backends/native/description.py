@@ -13,9 +13,63 @@ import numpy as np
 from ...core.types import Array
 from .rope import Rope
 
-MATRICES = "q", "k", "v", "o", "gate", "up", "down"
+MLP = "gate", "up", "down"
+MATRICES = "q", "k", "v", "o", *MLP
 NORMS = "attention_norm", "mlp_norm", "attention_post_norm", "mlp_post_norm", "q_norm", "k_norm"
 ALIKE, EACH_HEAD, ALL_HEADS = "alike", "each head", "all heads"  # how norms of queries and keys share weights
+
+
+@dataclass(frozen=True)
+class Experts:
+    """A mixture of experts in place of a layer's MLP.
+
+    Attributes:
+        count: experts.
+        top_k: experts that a row chooses.
+        intermediate: width of each.
+        normalised: are a row's weights the softmax of the logits that it chose? Else of all logits.
+        shared: width of the expert that computes all rows, behind a gate of its own; 0: none.
+        router: the name of what makes the logits.
+        first: do the experts' weights come before the router's in transformers' modules?
+        biases: have the router and the experts biases?
+        alpha, limit: as in abi.h's `Experts`; 0: the model's activation.
+    """
+
+    count: int
+    top_k: int
+    intermediate: int
+    normalised: bool = True
+    shared: int = 0
+    router: str = "gate"
+    first: bool = False
+    biases: bool = False
+    alpha: float = 0.0
+    limit: float = 0.0
+
+    def shapes(self, at: str, hidden: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """Names and shapes of its parameters; each expert has matrices of its own, named as Qwen's are."""
+        router = list(_linear(f"{at}{self.router}", self.count, hidden, self.biases))
+        if not self.first:
+            yield from router
+        for e in range(self.count):
+            yield from _gated(f"{at}experts.{e}.", self.intermediate, hidden, self.biases)
+        if self.first:
+            yield from router
+        if self.shared:
+            yield from _gated(f"{at}shared_expert.", self.shared, hidden)
+            yield f"{at}shared_expert_gate.weight", (1, hidden)
+
+
+def _linear(name: str, rows: int, width: int, bias: bool = False) -> Iterator[tuple[str, tuple[int, ...]]]:
+    yield f"{name}.weight", (rows, width)
+    if bias:
+        yield f"{name}.bias", (rows,)
+
+
+def _gated(at: str, inner: int, hidden: int, bias: bool = False) -> Iterator[tuple[str, tuple[int, ...]]]:
+    yield from _linear(f"{at}gate_proj", inner, hidden, bias)
+    yield from _linear(f"{at}up_proj", inner, hidden, bias)
+    yield from _linear(f"{at}down_proj", hidden, inner, bias)
 
 
 @dataclass(frozen=True)
@@ -24,6 +78,7 @@ class LayerOptions:
 
     window: int = 0  # of sliding-window attention; 0: none
     rope: int = 1  # which rotary embedding of the model, from 1 on; 0: none
+    experts: Experts | None = None  # in place of "gate", "up" and "down"
 
 
 @dataclass(frozen=True)
@@ -114,9 +169,12 @@ class Description:
         yield f"{names.embeddings}.weight", (self.vocab, self.hidden)
         if names.positions:
             yield f"{names.positions}.weight", (self.context, self.hidden)
-        for i in range(len(self.layers)):
+        for i, options in enumerate(self.layers):
             for part, stem in names.layer.items():
-                yield from self._shapes_of(part, f"{names.layers}{i}.{stem}")
+                if options.experts is None or part not in MLP:
+                    yield from self._shapes_of(part, f"{names.layers}{i}.{stem}")
+                elif part == "gate":
+                    yield from options.experts.shapes(self.mixture(i), self.hidden)
         yield f"{names.norm}.weight", (self.hidden,)
         if "norm" in self.biases:
             yield f"{names.norm}.bias", (self.hidden,)
@@ -132,6 +190,8 @@ class Description:
         halves of what is rotated.
         """
         fused, rows = part, None
+        if part in MLP and self.layers[layer].experts is not None:
+            return None
         if part not in self.names.layer:
             fused = "qkv" if part in ("q", "k", "v") else "gate_up" if part in ("gate", "up") else ""
             rows = self.rows_of_fused(part) if fused in self.names.layer else None
@@ -143,6 +203,15 @@ class Description:
         stem = f"{self.names.layers}{layer}.{self.names.layer[fused]}"
         heads = self._heads(part) if "{}" in stem else 1
         return Place(tuple(f"{stem.format(h)}.{kind}" for h in range(heads)), rows)
+
+    def mixture(self, layer: int) -> str:
+        """What the names of a layer's experts begin with."""
+        return f"{self.names.layers}{layer}.mlp."
+
+    @property
+    def experts(self) -> Experts | None:
+        """Those of the layers that have experts, which are alike."""
+        return next((layer.experts for layer in self.layers if layer.experts is not None), None)
 
     def _heads(self, part: str) -> int:
         """How many heads' weights a matrix of queries or keys, or their norm, has."""
@@ -183,7 +252,10 @@ class Description:
             shape = (heads, self.head_dim) if self.qk_norm == EACH_HEAD else (heads * self.head_dim,)
             if "{}" in stem:
                 names, shape = [stem.format(h) for h in range(heads)], (self.head_dim,)
-        elif part not in NORMS and part != "sinks":
+        elif part == "sinks":
+            yield stem, (self.heads,)
+            return
+        elif part not in NORMS:
             shape = (width, rows) if self.names.transposed else (rows, width)
         for name in names:
             yield f"{name}.weight", shape

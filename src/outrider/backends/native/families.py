@@ -12,9 +12,10 @@ from typing import Any
 from ...core.types import Array
 from ...params import InputError
 from .abi import MAX_HEAD_DIM
-from .description import ALL_HEADS, EACH_HEAD, Description, LayerOptions, Names
+from .description import ALL_HEADS, EACH_HEAD, Description, Experts, LayerOptions, Names
 from .rope import Rope
 
+MXFP4 = "gpt_oss", "mxfp4"  # whose experts are kept so
 WIDTHS = 32  # what widths are multiples of
 MOST, MOST_LAYERS = 1 << 31, 1 << 16
 ACTIVATIONS = {
@@ -55,7 +56,9 @@ def read(config: Mapping[str, Any], factors: Array | None = None) -> Description
     family = str(config.get("model_type"))
     if family not in FAMILIES:
         raise InputError(f"{family} is not a family with native passes, which are {', '.join(FAMILIES)}")
-    if config.get("quantization_config"):
+    quantised = config.get("quantization_config")
+    kind = quantised.get("quant_method") if isinstance(quantised, Mapping) else None
+    if quantised and (family, kind) != MXFP4:
         raise InputError("native passes do not support the config's quantization_config")
     return FAMILIES[family](Values(config, family, factors))
 
@@ -152,6 +155,18 @@ class Values:
             raise InputError(f"native passes do not support layers of the type {min(other)!r}")
         return [kind == "sliding_attention" for kind in kinds]
 
+    def experts(self, width: str, normalised: bool = True, **options: Any) -> Experts:
+        """The experts of a layer; `width`: the entry that says how wide they are."""
+        names = ("num_experts", "num_local_experts")
+        count = self.count(next((name for name in names if self.config.get(name) is not None), names[1]))
+        top_k, inner, hidden = self.count("num_experts_per_tok"), self.count(width), self.count("hidden_size")
+        made = Experts(count, top_k, inner, normalised, **options)
+        if not top_k <= count <= hidden:
+            raise InputError(f"{top_k} of {count} experts cannot be chosen in layers of width {hidden}")
+        if inner % WIDTHS or made.shared % WIDTHS:
+            raise InputError(f"the widths of its experts, {inner} and {made.shared}, are not multiples of {WIDTHS}")
+        return made
+
     def rope(self, kind: str = "", theta: str = "rope_theta", plain: bool = False) -> dict[str, Any]:
         """`rope_parameters` as transformers 5 completes them.
 
@@ -184,7 +199,8 @@ class Values:
         heads, hidden = self.count("num_attention_heads"), self.count("hidden_size")
         kv_heads = self.count("num_key_value_heads", heads)
         head_dim = self.count("head_dim", max(1, hidden // heads))
-        intermediate = self.count("intermediate_size", 4 * hidden)
+        dense = any(layer.experts is None for layer in layers)
+        intermediate = self.count("intermediate_size", 4 * hidden) if dense else 0
         if heads % kv_heads:
             raise InputError(f"{heads} attention heads cannot share {kv_heads} heads of keys and values")
         ropes, context = options.pop("ropes", None), self.count("max_position_embeddings")
@@ -258,6 +274,52 @@ def _smollm3(known: Values) -> Description:
     slides = known.slides(lambda i: not rotary[i])
     layers = [LayerOptions(window * s, int(bool(r))) for s, r in zip(slides, rotary, strict=True)]
     return known.description(LLAMA, layers, biases=_biases(known))
+
+
+def _mixtral(known: Values) -> Description:
+    layer = LayerOptions(window=known.window(), experts=known.experts("intermediate_size"))
+    return known.description(LLAMA, [layer] * known.layers)
+
+
+def _sparse(known: Values, **options: Any) -> list[Experts | None]:
+    """The experts of Qwen's layers, some of which have none."""
+    every, normalised = known.count("decoder_sparse_step", 1), known.flag("norm_topk_prob")
+    own = known.experts("moe_intermediate_size", normalised=normalised, **options)
+    plain = known.config.get("mlp_only_layers") or []
+    if not isinstance(plain, list):
+        raise InputError("the config's mlp_only_layers is not a list; fetch it again")
+    return [None if i in plain or (i + 1) % every else own for i in range(known.layers)]
+
+
+def _qwen3_moe(known: Values) -> Description:
+    window = known.window() if known.flag("use_sliding_window") else 0
+    layers = [LayerOptions(window, experts=experts) for experts in _sparse(known, first=True)]
+    return known.description(QWEN3, layers, biases=_biases(known))
+
+
+def _qwen2_moe(known: Values) -> Description:
+    experts = _sparse(known, shared=known.count("shared_expert_intermediate_size"))
+    layers = [LayerOptions(window, experts=own) for window, own in zip(_sliding(known), experts, strict=True)]
+    return known.description(LLAMA, layers, biases=frozenset("qkv" if known.flag("qkv_bias") else ""))
+
+
+def _olmoe(known: Values) -> Description:
+    if known.optional("clip_qkv"):
+        raise InputError("native passes do not support clipped queries, keys and values")
+    experts = known.experts("intermediate_size", normalised=known.flag("norm_topk_prob"))
+    layers = [LayerOptions(experts=experts)] * known.layers
+    return known.description(QWEN3, layers, biases=_biases(known), qk_norm=ALL_HEADS)
+
+
+def _gpt_oss(known: Values) -> Description:
+    window = known.window()
+    experts = known.experts(
+        "intermediate_size", router="router", biases=True, alpha=known.number("swiglu_alpha"),
+        limit=known.number("swiglu_limit"),
+    )  # fmt: skip
+    names = Names({"sinks": "self_attn.sinks", **ATTENTION, **MLP, **NORMS})
+    layers = [LayerOptions(window * slides, experts=experts) for slides in known.slides(lambda i: i % 2 == 0)]
+    return known.description(names, layers, biases=_biases(known))
 
 
 def _gemma_options(known: Values, activation: str) -> dict[str, Any]:
@@ -444,6 +506,11 @@ FAMILIES: dict[str, Callable[[Values], Description]] = {
     "qwen2": _qwen2,
     "qwen3": _qwen3,
     "smollm3": _smollm3,
+    "mixtral": _mixtral,
+    "qwen3_moe": _qwen3_moe,
+    "qwen2_moe": _qwen2_moe,
+    "olmoe": _olmoe,
+    "gpt_oss": _gpt_oss,
     "gemma": _gemma,
     "gemma2": _gemma2,
     "gemma3_text": _gemma3,
@@ -488,6 +555,29 @@ DEFAULTS: dict[str, dict[str, Any]] = {  # what differs from `COMMON`
     "smollm3": {
         "hidden_size": 2048, "num_hidden_layers": 36, "num_attention_heads": 16, "num_key_value_heads": 4,
         "max_position_embeddings": 32768, "rope_default": 2000000.0, "tie_word_embeddings": True,
+    },
+    "mixtral": {
+        "num_key_value_heads": 8, "max_position_embeddings": 4096 * 32, "rms_norm_eps": 1e-5,
+        "intermediate_size": 14336, "rope_default": 1000000.0, "num_local_experts": 8, "num_experts_per_tok": 2,
+    },
+    "qwen3_moe": {
+        **QWEN, "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 24, "num_key_value_heads": 4,
+        "num_local_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768,
+    },
+    "qwen2_moe": {
+        **QWEN, "hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 24, "num_attention_heads": 16,
+        "num_key_value_heads": 16, "qkv_bias": True, "num_local_experts": 60, "num_experts_per_tok": 4,
+        "moe_intermediate_size": 1408, "shared_expert_intermediate_size": 5632,
+    },
+    "olmoe": {
+        "hidden_size": 2048, "intermediate_size": 2048, "num_hidden_layers": 16, "num_attention_heads": 16,
+        "max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "num_local_experts": 64, "num_experts_per_tok": 8,
+    },
+    "gpt_oss": {
+        "hidden_size": 2880, "intermediate_size": 2880, "num_hidden_layers": 36, "num_attention_heads": 64,
+        "num_key_value_heads": 8, "head_dim": 64, "max_position_embeddings": 131072, "rms_norm_eps": 1e-5,
+        "rope_default": 150000.0, "sliding_window": 128, "num_local_experts": 128, "num_experts_per_tok": 4,
+        "attention_bias": True, "swiglu_alpha": 1.702, "swiglu_limit": 7.0,
     },
     "gemma": {
         **GEMMA, "hidden_size": 3072, "intermediate_size": 24576, "num_hidden_layers": 28, "num_attention_heads": 16,

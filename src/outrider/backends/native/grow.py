@@ -20,6 +20,7 @@ from .abi import MAX_FED_PAIRS, MAX_HEAD_DIM, NULL, Library, Struct, address, ff
 from .arrays import addresses, integers
 from .drafts import STEP, Caller, Holder, Pairs, Request, Shape, Sizes, SlotCache, Weights, float32, listed
 from .rope import Rope
+from .weights import Table
 from .workspace import Workspace
 
 TAPS = 3  # of EAGLE-3
@@ -88,8 +89,9 @@ class EagleParts:
         layer: how the names of the layer's weights begin.
         fuses: is it an EAGLE-3, whose layer reads norms of an embedding and of three fused features?
         head: [vocab, hidden], rows of a head without bias.
-        embeddings: [tokens, hidden], in the drafter's precision.
+        embeddings: of the target, [tokens, hidden].
         names: int64 [vocab], token ids of the head's rows; None: 0 .. vocab - 1.
+        logit_cap: a soft cap of the head's logits; 0: none.
     """
 
     weights: Weights
@@ -97,8 +99,9 @@ class EagleParts:
     layer: str
     fuses: bool
     head: Array
-    embeddings: Array
+    embeddings: Table
     names: Array | None
+    logit_cap: float = 0.0
 
 
 class Eagle(Caller):
@@ -110,7 +113,8 @@ class Eagle(Caller):
         layer = struct("Layer")
         hold.layer(layer, parts.layer, {"mlp_norm": "post_attention_layernorm"})
         sizes = {**sizes_of(shape), "vocab": len(parts.head), "head": hold.matrix(parts.head)}
-        self.embeddings, self.dtype = np.ascontiguousarray(parts.embeddings), parts.embeddings.dtype
+        sizes["logit_cap"] = parts.logit_cap
+        self.embeddings, self.dtype = parts.embeddings, parts.head.dtype
         fc = parts.weights["fc.weight"]
         if parts.fuses:
             norms = [
@@ -242,8 +246,7 @@ class Eagle(Caller):
             ),
         )  # fmt: skip
         self.draft = struct(
-            "Draft", fuse=self.fuse, taps=self.taps, feature_dim=self.feature_dim,
-            embeddings=address(self.embeddings), embedding_rows=len(self.embeddings),
+            "Draft", fuse=self.fuse, taps=self.taps, feature_dim=self.feature_dim, **self.embeddings.lookup,
             ancestors=address(room.of("ancestors", b * fed * fed, np.uint8)),
             hidden_states=address(room.of("fed states", b * fed * hidden)),
             **room.split(
@@ -265,7 +268,7 @@ def eagle(code: Library, parts: EagleParts) -> Eagle | None:
     widths = shape.hidden, shape.intermediate, shape.head_dim, reads
     if any(width % STEP for width in widths) or shape.head_dim > MAX_HEAD_DIM:
         return None
-    if parts.head.dtype != first.dtype or parts.embeddings.dtype != first.dtype:
+    if parts.head.dtype != first.dtype:
         return None
     return Eagle(code, parts) if shape.inputs == shape.hidden * (2 if parts.fuses else 1) else None
 
@@ -290,8 +293,8 @@ class HydraHead:
 class Hydra(Caller):
     """Every head: R x + SiLU(W x + b) of the feature and a path's embeddings, and logits of that."""
 
-    def __init__(self, code: Library, heads: Sequence[HydraHead], embeddings: Array, names: Array | None):
-        hold, self.embeddings = Holder(code, {}), np.ascontiguousarray(embeddings)
+    def __init__(self, code: Library, heads: Sequence[HydraHead], embeddings: Table, names: Array | None):
+        hold, self.embeddings, self.dtype = Holder(code, {}), embeddings, heads[0].head.dtype
         vocab, self.hidden = heads[0].head.shape
         model = struct("Model", hidden=self.hidden, vocab=vocab, input_dim=(len(heads) + 1) * self.hidden)
         self.heads = ffi.new("HydraHead[]", len(heads))
@@ -305,9 +308,9 @@ class Hydra(Caller):
 
         Args:
             features: [b, hidden], of each row's last committed token, after the target's final norm or Hydra++'s
-                layer; in the precision of the embeddings.
+                layer; in the precision of the heads.
         """
-        assert features.dtype == self.embeddings.dtype, "features are of the drafter's precision"
+        assert features.dtype == self.dtype, "features are of the drafter's precision"
         features = np.ascontiguousarray(features)
         with self.lock:
             self.fit(grown(shape, len(rows), min(shape.top_k, self.vocab)))
@@ -333,8 +336,8 @@ class Hydra(Caller):
         tokens, parents = (np.ascontiguousarray(part) for part in (tokens, parents))
         given = addresses(row.ctypes.data for row in features)
         draft = struct(
-            "Draft", embeddings=address(self.embeddings), embedding_rows=len(self.embeddings), features=given, depth=2,
-            width=w, max_candidates=n, token=address(tokens), parent=address(parents), fed_candidate=address(nodes),
+            "Draft", **self.embeddings.lookup, features=given, depth=2, width=w, max_candidates=n,
+            token=address(tokens), parent=address(parents), fed_candidate=address(nodes),
         )  # fmt: skip
         with self.lock:
             self.fit(Sizes(b, width=w))
@@ -352,7 +355,7 @@ class Hydra(Caller):
         logits = address(room.of("logits", together * self.vocab))
         self.pass_ = struct("Pass", logits=logits, **room.of_pass(together, 1))
         self.draft = struct(
-            "Draft", embeddings=address(self.embeddings), embedding_rows=len(self.embeddings),
+            "Draft", **self.embeddings.lookup,
             fed_candidate=address(room.of("fed", sizes.rows * sizes.fed, np.int64)), **self.common(LISTS),
         )  # fmt: skip
 
@@ -368,10 +371,10 @@ class Prefix:
         self.code, self.shape, self.turns, self.lock = code, shape, Turns(shape), Lock()
         hold, layer = Holder(code, weights), struct("Layer")
         hold.layer(layer, "prefix.layer.", {"mlp_norm": "post_attention_layernorm"})
-        layer.attention_norm = hold.vector("prefix.input_layernorm.weight")
+        layer.attention_norm = {"weight": hold.vector("prefix.input_layernorm.weight")}
         self.model = struct(
             "Model", **sizes_of(shape), layers=1, attention_scale=shape.head_dim**-0.5, layer=layer,
-            norm=hold.vector("prefix.norm.weight"),
+            norm={"weight": hold.vector("prefix.norm.weight")},
         )  # fmt: skip
         self.kept, self.workspace = [*hold.kept, layer], Workspace(code, self.model)
 
@@ -426,17 +429,14 @@ def prefix(code: Library, shape: LayerSizes, weights: Weights) -> Prefix | None:
     return Prefix(code, shape, weights) if fits else None
 
 
-def hydra(code: Library, heads: Sequence[HydraHead], embeddings: Array, names: Array | None) -> Hydra | None:
+def hydra(code: Library, heads: Sequence[HydraHead], embeddings: Table, names: Array | None) -> Hydra | None:
     """The heads in compiled code; None where the code does not know such heads.
 
     Args:
-        embeddings: [tokens, hidden], of the target's tokens, in the heads' precision.
+        embeddings: of the target, [tokens, hidden].
         names: int64, token ids of the rows of the LM heads.
     """
-    weight = heads[0].head
-    if embeddings.dtype != weight.dtype or weight.shape[1] % STEP:
-        return None
-    return Hydra(code, heads, embeddings, names)
+    return None if heads[0].head.shape[1] % STEP else Hydra(code, heads, embeddings, names)
 
 
 @dataclass(frozen=True)

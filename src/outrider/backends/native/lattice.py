@@ -16,6 +16,7 @@ from .abi import MAX_HEAD_DIM, NULL, Library, Struct, address, ffi, struct
 from .arrays import addresses, integers
 from .drafts import STEP, Caller, Holder, Pairs, Request, Shape, Sizes, SlotCache, Weights, listed
 from .grow import LayerSizes, Turns, sizes_of
+from .weights import Table
 
 WHOLE = 16  # the pair head's width is filled up by zeros to a multiple of this
 LISTS = "token", "parent", "level", "chosen"  # of all nodes
@@ -62,7 +63,7 @@ class BlockParts:
         first_slot: the slot that drafts the first token.
         pairs: has it a pair head that scores tokens by the token before (`markov`)?
         head: [vocab, hidden], rows of a head without bias.
-        embeddings: [tokens, hidden], in the drafter's precision.
+        embeddings: of the target, [tokens, hidden].
         mask: [hidden], what stands in the slots behind the anchor.
         names: int64 [vocab], token ids of the head's rows; None: 0 .. vocab - 1.
     """
@@ -74,7 +75,7 @@ class BlockParts:
     first_slot: int
     pairs: bool
     head: Array
-    embeddings: Array
+    embeddings: Table
     mask: Array
     names: Array | None
 
@@ -106,13 +107,14 @@ class Block(LatticeCaller):
             left, right = (_filled(parts.weights[f"{name}.weight"]) for name in ("markov_w1", "markov_w2"))
             self.lattice.pair_left, self.lattice.pair_right = hold.table(left), hold.table(right)
             self.lattice.rank = left.shape[1]
-        self.embeddings, self.shape, self.turns = np.ascontiguousarray(parts.embeddings), shape, Turns(shape)
+        self.embeddings, self.shape, self.turns = parts.embeddings, shape, Turns(shape)
+        self.dtype = parts.head.dtype
         super().__init__(code, model, len(parts.head), parts.names, [*hold.kept, layers])
 
     def cache(self, rows: int, capacity: int) -> SlotCache:
         """An empty cache for these rows."""
         heads = self.model.layers * self.shape.kv_heads
-        return SlotCache(rows, capacity, heads, self.shape.head_dim, self.embeddings.dtype)
+        return SlotCache(rows, capacity, heads, self.shape.head_dim, self.dtype)
 
     def read(self, cache: SlotCache, last: Array, pairs: Sequence[Pairs]) -> None:
         """Write the keys and values of what was committed; `last`, float32 [b, h]: every row's last context vector."""
@@ -190,7 +192,7 @@ class Block(LatticeCaller):
             hidden_states=address(room.of("states", together * model.hidden)), **room.of_pass(together, 1),
         )  # fmt: skip
         self.draft = struct(
-            "Draft", embeddings=address(self.embeddings), embedding_rows=len(self.embeddings),
+            "Draft", **self.embeddings.lookup,
             positions=address(room.of("positions", b * sizes.slots, np.int64)), **self.room(),
         )  # fmt: skip
 
@@ -205,7 +207,7 @@ def block(code: Library, parts: BlockParts) -> Block | None:
     if any(w % STEP for w in (shape.hidden, shape.intermediate, shape.head_dim)) or shape.head_dim > MAX_HEAD_DIM:
         return None
     dtype = parts.weights["fc.weight"].dtype
-    if shape.inputs != shape.hidden or parts.head.dtype != dtype or parts.embeddings.dtype != dtype:
+    if shape.inputs != shape.hidden or parts.head.dtype != dtype:
         return None
     return Block(code, parts)
 

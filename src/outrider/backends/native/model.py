@@ -19,8 +19,13 @@ from .files import ModelFile, Tensor
 
 PARTS = {  # tensor of a layer -> its part, as `description.Names` has them
     "attn_norm": "attention_norm", "attn_q": "q", "attn_k": "k", "attn_v": "v", "attn_qkv": "qkv", "attn_output": "o",
-    "attn_q_norm": "q_norm", "attn_k_norm": "k_norm", "post_attention_norm": "attention_post_norm",
+    "attn_sinks": "sinks", "attn_q_norm": "q_norm", "attn_k_norm": "k_norm",
+    "post_attention_norm": "attention_post_norm",
     "ffn_norm": "mlp_norm", "ffn_gate": "gate", "ffn_up": "up", "ffn_down": "down", "post_ffw_norm": "mlp_post_norm",
+}  # fmt: skip
+EXPERTS = {  # tensor of a mixture -> its parameter; "": the router
+    "ffn_gate_inp": "", "ffn_gate_exps": "experts.gate_proj", "ffn_up_exps": "experts.up_proj",
+    "ffn_down_exps": "experts.down_proj",
 }  # fmt: skip
 READABLE = {  # kinds of tensors whose numbers `c/formats/gguf.h` makes
     "F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL",
@@ -80,8 +85,6 @@ def refused(file: ModelFile) -> str:
     architecture = file.metadata.get("general.architecture")
     if architecture not in FAMILIES:
         return f"its architecture is {architecture!r}, not one of {', '.join(FAMILIES)}"
-    if file.metadata.get(f"{architecture}.expert_count", 0):
-        return "it is a mixture of experts"
     if other := sorted({tensor.kind.name for tensor in file.tensors.values()} - READABLE):
         return f"it has tensors of the kind {other[0]}, not only {', '.join(sorted(READABLE))}"
     try:
@@ -118,7 +121,7 @@ def config_of(file: ModelFile) -> dict[str, Any]:
     config = {
         "vocab_size": table.shape[0],
         "hidden_size": hidden,
-        "intermediate_size": known.count("feed_forward_length"),
+        "intermediate_size": known.count("feed_forward_length", known.get("expert_feed_forward_length")),
         "num_hidden_layers": known.count("block_count"),
         "num_attention_heads": heads,
         "num_key_value_heads": known.count("attention.head_count_kv", heads),
@@ -183,7 +186,7 @@ def _part(made: Description, file: ModelFile, name: str) -> str:
     if "blk.0.attn_norm_2.weight" in file.tensors:  # a Falcon with two norms
         part = {"attn_norm": "ffn_norm", "attn_norm_2": "attn_norm"}.get(part, part)
     found = PARTS.get(part, "") if block == "blk" else ""
-    fused = {"up": "gate_up"}.get(found, found)
+    fused = {"up": "gate_up", "attention_post_norm": "mlp_norm"}.get(found, found)
     return found if found in made.names.layer else fused if fused in made.names.layer else ""
 
 
@@ -200,9 +203,11 @@ def _names(made: Description, file: ModelFile, name: str) -> list[str]:
     if outside.get(stem):
         return [f"{outside[stem]}.{kind}"]
     number, part = (*stem.split("."), "", "")[1], _part(made, file, name)
+    if made.experts is not None and number.isdecimal() and (last := stem.split(".")[-1]) in EXPERTS:
+        return [f"{made.mixture(int(number))}{EXPERTS[last] or made.experts.router}.{kind}"]
     if not part or not number.isdecimal():
         return []
-    own = f"{names.layers}{number}.{names.layer[part]}.{kind}"
+    own = f"{names.layers}{number}.{names.layer[part]}" + ("" if part == "sinks" else f".{kind}")
     heads = made.heads if part == "q_norm" else made.kv_heads
     return [own.format(h) for h in range(heads)] if "{}" in own else [own]
 
@@ -287,6 +292,8 @@ def _flags(file: ModelFile) -> dict[str, Any]:
 
 
 def _llama(known: _Values, file: ModelFile) -> dict[str, Any]:
+    if known.get("expert_count"):
+        return {"model_type": "mixtral", "rms_norm_eps": known.eps(), **_experts(known)}
     return {"model_type": "llama", "rms_norm_eps": known.eps(), **_flags(file)}
 
 
@@ -296,6 +303,27 @@ def _qwen2(known: _Values, file: ModelFile) -> dict[str, Any]:
 
 def _qwen3(known: _Values, file: ModelFile) -> dict[str, Any]:
     return {**_qwen2(known, file), **_flags(file), "model_type": "qwen3"}
+
+
+def _qwen3moe(known: _Values, file: ModelFile) -> dict[str, Any]:
+    inner = known.count("expert_feed_forward_length")
+    return {**_qwen3(known, file), **_experts(known), "model_type": "qwen3_moe", "moe_intermediate_size": inner}
+
+
+def _gpt_oss(known: _Values, file: ModelFile) -> dict[str, Any]:
+    rope = _rope(known, file)
+    if rope["rope_type"] == "yarn":
+        rope["truncate"] = False
+    return {
+        **_experts(known), "model_type": "gpt_oss", "rms_norm_eps": known.eps(), "rope_parameters": rope,
+        "sliding_window": known.count("attention.sliding_window"),
+        "intermediate_size": known.count("expert_feed_forward_length"), "attention_bias": _has(file, "attn_q.bias"),
+    }  # fmt: skip
+
+
+def _experts(known: _Values) -> dict[str, Any]:
+    chosen = known.count("expert_used_count")
+    return {"num_experts": known.count("expert_count"), "num_experts_per_tok": chosen, "norm_topk_prob": True}
 
 
 def _smollm3(known: _Values, file: ModelFile) -> dict[str, Any]:
@@ -330,8 +358,9 @@ def _phi2(known: _Values, file: ModelFile) -> dict[str, Any]:
 
 
 def _phi3(known: _Values, file: ModelFile) -> dict[str, Any]:
-    window = known.get("attention.sliding_window") or None
-    return {"model_type": "phi3", "rms_norm_eps": known.eps(), "sliding_window": window}
+    window, original = known.get("attention.sliding_window") or None, "rope.scaling.original_context_length"
+    given = {"model_type": "phi3", "rms_norm_eps": known.eps(), "sliding_window": window}
+    return given | {"original_max_position_embeddings": known.count(original, known.count("context_length"))}
 
 
 def _granite(known: _Values, file: ModelFile) -> dict[str, Any]:
@@ -400,6 +429,8 @@ FAMILIES: dict[str, Callable[[_Values, ModelFile], dict[str, Any]]] = {
     "llama": _llama,
     "qwen2": _qwen2,
     "qwen3": _qwen3,
+    "qwen3moe": _qwen3moe,
+    "gpt-oss": _gpt_oss,
     "smollm3": _smollm3,
     "gemma": _gemma,
     "gemma2": _gemma2,

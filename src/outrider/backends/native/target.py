@@ -17,7 +17,7 @@ import numpy as np
 from ...core.protocols import Target, TargetOutput
 from ...core.types import Array, Question, Verdict
 from ...params import NOT_FINITE, InputError
-from . import weights
+from . import experts, weights
 from .abi import Library
 from .checkpoint import Checkpoint, open_checkpoint
 from .kv_cache import KVCache
@@ -55,7 +55,7 @@ class NativeTarget(Target):
             raise InputError("native passes are for Linux on x86 processors with AVX2, with a C compiler")
         self.code: Library = code
         self.vocab, self.context, self.hidden = made.vocab, made.context, made.hidden
-        self.layers, self.precision = len(made.layers), rest
+        self.layers, self.precision, self.logit_cap = len(made.layers), rest, made.logit_cap
         self.forward = Forward(
             code, weights.load(checkpoint, code, halves, way), made.ropes, made.context, rest == "bfloat16"
         )
@@ -69,14 +69,16 @@ class NativeTarget(Target):
         """Of the weights, by which a drafter knows whether it drafts for those that it was trained for: 16 hexadecimal
         digits, made of the names of all parameters and of 64 numbers of each, rounded to bfloat16."""
         found = hashlib.sha256()
-        for name, shape in self.checkpoint.description.shapes():
-            size = int(np.prod(shape))
-            places = np.arange(0, size, max(1, size // MARKED))[:MARKED]
-            one = self.checkpoint.parameters[name]
-            values = weights.single(self.code, one, places)
+        for one in experts.stacks(self.checkpoint.description):
+            size = int(np.prod(one.shape))
+            places, values = np.arange(0, size, max(1, size // MARKED))[:MARKED], list[Array]()
+            for name, own in one.locate(places):
+                parameter = self.checkpoint.parameters[name]
+                values.append(weights.single(self.code, parameter, own))
+                parameter.tensor.forget()
             with np.errstate(invalid="ignore"):  # NaN
-                found.update(name.encode() + values.astype(np.float64).tobytes())
-            one.tensor.forget()
+                numbers = np.concatenate(values).astype(np.float64) + 0.0  # zeros of some formats lose their signs
+                found.update(one.name.encode() + numbers.tobytes())
         return found.hexdigest()[:16]
 
     @cached_property
@@ -129,20 +131,15 @@ class NativeTarget(Target):
     def head_rows(self, tokens: Array | None) -> Array | None:
         """See `Target.head_rows`."""
         made = self.checkpoint.description
-        if made.logit_cap or "head" in made.biases:
+        if "head" in made.biases:
             return None
         rows = self._rows(made.names.embeddings if made.tied else made.names.head, tokens)
         return rows if not made.logit_scale else self._scaled(rows, made.logit_scale)
 
-    @cached_property
-    def embeddings(self) -> Array:
-        """See `Target.embeddings`: what passes read, or a copy where that is in blocks or of another kind."""
-        plain = self.forward.weights.table.plain
-        scale = self.forward.weights.table.scale
-        if plain is not None and not scale and self.halves == (self.precision == "bfloat16"):
-            return plain.view(self.forward.dtype).reshape(self.vocab, self.hidden)
-        rows = self._rows(self.checkpoint.description.names.embeddings, None)
-        return self._scaled(rows, scale) if scale else rows
+    @property
+    def embeddings(self) -> weights.Table:
+        """See `Target.embeddings`."""
+        return self.forward.weights.table
 
     def _rows(self, name: str, rows: Array | None) -> Array:
         """Rows of a matrix, the weights as passes have them, in this precision."""

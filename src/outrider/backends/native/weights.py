@@ -27,8 +27,8 @@ from ...machine import threads
 from ...params import InputError
 from .abi import BF12, BLOCK_WEIGHTS, INTEGER, PLAIN, Library, Struct, address, ffi, struct
 from .checkpoint import Checkpoint
-from .description import ALIKE, ALL_HEADS, EACH_HEAD, MATRICES, NORMS, Description, Place
-from .files import KINDS
+from .description import ALIKE, ALL_HEADS, EACH_HEAD, MATRICES, MLP, NORMS, Description, Place
+from .files import KINDS, SAFETENSORS, Tensor
 from .model import Parameter, picked
 from .pages import aligned, stretch
 
@@ -94,6 +94,31 @@ class Table:
     def address(self) -> Any:
         """Of the table as a pass reads it; NULL where rows are made one by one (`rows`)."""
         return address(self.plain)
+
+    @classmethod
+    def of(cls, values: Array, code: Library) -> Table:
+        """That of an array [n, h] of float32, or of the uint16 that holds the bits of bfloat16."""
+        halves = values.dtype == np.uint16
+        own = np.ascontiguousarray(values)
+        tensor = Tensor(
+            "embeddings", SAFETENSORS["BF16" if halves else "F32"], own.shape, own.view(np.uint8).reshape(-1)
+        )
+        return cls(code, Parameter(tensor.name, tensor, None), halves)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Tokens and width."""
+        return self.parameter.tensor.shape
+
+    @property
+    def lookup(self) -> dict[str, Any]:
+        """Fields of `Draft`, by which rows are decoded where the table lies."""
+        tensor = self.parameter.tensor
+        assert self.parameter.order is None, "tables of embeddings keep their order"
+        return {
+            "embeddings": address(tensor.data), "embedding_rows": tensor.shape[0], "embedding_bf16": int(self.halves),
+            "embedding_kind": tensor.kind.number, "embedding_scale": self.scale,
+        }  # fmt: skip
 
     def rows(self, tokens: Array) -> Array:
         """Embeddings of tokens: float32 [n, h], of weights as the model has them, scaled."""
@@ -205,15 +230,18 @@ def load(checkpoint: Checkpoint, code: Library, halves: bool, way: str = "full")
     head = table if made.tied else checkpoint.parameters[f"{made.names.head}.weight"]
     layers = ffi.new("Layer[]", len(made.layers))
     parts = [(i, part) for i in range(len(layers)) for part in MATRICES if made.place(i, part) is not None]
-    sources = [*(loader.parameter(*part) for part in parts), head]
+    mixtures = loader.mixtures()
+    sources = [*(loader.parameter(*part) for part in parts), *mixtures, head]
     matrices = loader.matrices(sources)
     if way != "full":
         loader.agree(parts, sources, matrices)
         report(checkpoint, way, sources, matrices)
+    named = {one.name: matrix.struct for one, matrix in zip(mixtures, matrices[len(parts) :], strict=False)}
     for (i, part), matrix in zip(parts, matrices, strict=False):
         setattr(layers[i], part, matrix.struct)
     for i in range(len(layers)):
         loader.fill(layers[i], i)
+        loader.mixture(layers[i], i, named)
     model, end = struct("Model"), struct("Model")
     for one in (model, end):
         loader.sizes(one)
@@ -276,6 +304,9 @@ class _Loader:
         model.activation = ffi.integer_const(made.activation)
         if "head" in made.biases:
             model.head_bias = self.vector(f"{made.names.head}.bias")
+        if (experts := made.experts) is not None:
+            model.experts, model.top_k = experts.count, experts.top_k
+            model.expert_intermediate, model.shared_intermediate = experts.intermediate, experts.shared
 
     def fill(self, layer: Struct, i: int) -> None:
         """Write a layer's norms, biases and options."""
@@ -286,8 +317,42 @@ class _Loader:
         for part in MATRICES:
             if (place := made.place(i, part, "bias")) is not None:
                 setattr(layer, f"{part}_bias", self.vector(place))
+        if "sinks" in made.names.layer:
+            layer.sinks = self.vector(f"{made.names.layers}{i}.{made.names.layer['sinks']}")
         layer.window, layer.rope, layer.parallel = options.window, options.rope, int(made.parallel)
         layer.qk_norm_span = ffi.integer_const(SPANS[made.qk_norm])
+
+    def mixtures(self) -> list[Parameter]:
+        """The matrices of all experts, and of what chooses them."""
+        shapes = [
+            shape for i, options in enumerate(self.made.layers) if options.experts is not None
+            for shape in options.experts.shapes(self.made.mixture(i), self.made.hidden)
+        ]  # fmt: skip
+        return [self.parameters[name] for name, shape in shapes if len(shape) > 1]
+
+    def mixture(self, layer: Struct, i: int, matrices: Mapping[str, Struct]) -> None:
+        """Write a layer's `Experts`, where it has them."""
+        own, at = self.made.layers[i].experts, self.made.mixture(i)
+        if own is None:
+            return
+        made = struct(
+            "Experts", router=matrices[f"{at}{own.router}.weight"], normalised=int(own.normalised), alpha=own.alpha,
+            limit=own.limit,
+        )  # fmt: skip
+        if own.biases:
+            made.router_bias = self.vector(f"{at}{own.router}.bias")
+        for part in MLP:
+            names = [f"{at}experts.{e}.{part}_proj" for e in range(own.count)]
+            self.kept.append(ffi.new("Matrix[]", [matrices[f"{name}.weight"] for name in names]))
+            setattr(made, part, self.kept[-1])
+            if own.biases:
+                setattr(made, f"{part}_bias", self.vector(Place(tuple(f"{name}.bias" for name in names))))
+            if own.shared:
+                setattr(made, f"shared_{part}", matrices[f"{at}shared_expert.{part}_proj.weight"])
+        if own.shared:
+            made.shared_router = matrices[f"{at}shared_expert_gate.weight"]
+        self.kept.append(made)
+        layer.experts = made
 
     def norm(self, norm: Struct, weight: Place | str, bias: Place | str | None) -> None:
         """Write a norm's structure."""
@@ -341,10 +406,11 @@ class _Loader:
 
     def agree(self, parts: Sequence[tuple[int, str]], sources: Sequence[Parameter], matrices: list[Matrix]) -> None:
         """Make both halves of a gated layer full where one is, for they read the same activations."""
-        index = {part: n for n, part in enumerate(parts)}
-        for (layer, part), n in index.items():
-            other = index.get((layer, "up")) if part == "gate" else None
-            if other is not None and (matrices[n].kind >= INTEGER) != (matrices[other].kind >= INTEGER):
+        names = [f"{layer} {part}" for layer, part in parts] + [one.name for one in sources[len(parts) :]]
+        index = {name: n for n, name in enumerate(names)}
+        for name, n in index.items():
+            other = index.get(name.replace("gate", "up"), n)
+            if (matrices[n].kind >= INTEGER) != (matrices[other].kind >= INTEGER):
                 for i in (n, other):
                     matrices[i] = self.full(sources[i])
 

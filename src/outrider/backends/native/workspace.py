@@ -9,7 +9,7 @@ import numpy as np
 
 from ...core.types import Array
 from ...machine import threads
-from .abi import Library, Pointer, Struct, address
+from .abi import EXPERT_ROWS, Library, Pointer, Struct, address
 from .library import sanitizer
 from .pages import aligned
 
@@ -28,7 +28,7 @@ class Workspace:
     def __init__(self, code: Library, model: Struct):
         self.code, self.model = code, model
         self.buffers: dict[str, Array] = {}
-        self.last: dict[tuple[int, int], dict[str, Pointer]] = {}  # the last result of `of_pass`
+        self.last: dict[tuple[int, int], dict[str, Any]] = {}  # the last result of `of_pass`
         self.scratch: tuple[int, int, int, Pointer] = 0, 0, 0, None  # rows, threads, bytes for each thread, address
 
     def of(self, name: str, size: int, dtype: Any = np.float32) -> Array:
@@ -54,7 +54,7 @@ class Workspace:
             parts[part], at = address(at), at + size * np.dtype(dtype).itemsize
         return parts
 
-    def of_pass(self, rows: int, nodes: int) -> dict[str, Pointer]:
+    def of_pass(self, rows: int, nodes: int) -> dict[str, Any]:
         """The workspace of a `Pass` over `rows` nodes in all, each with at most `nodes` ancestors."""
         if (known := self.last.get((rows, nodes))) is not None:
             return known
@@ -68,15 +68,30 @@ class Workspace:
         parts |= self.split("paths", np.int32, paths=rows * nodes, real_nodes=rows)
         parts |= self.split("logit nodes", np.int64, logit_from=rows, logit_to=rows)
         parts["row_starts"] = address(self.of("row starts", rows + 1, np.int64))
+        if model.experts:
+            parts["experts"] = self.of_experts(min(rows, EXPERT_ROWS))
         self.last = {(rows, nodes): parts}
         return parts
+
+    def of_experts(self, rows: int) -> dict[str, Pointer]:
+        """The `ExpertWork` of so many rows."""
+        model, slots = self.model, rows * self.model.top_k
+        integers = self.split("choices", np.int64, chosen=slots, slot=slots, starts=model.experts + 1)
+        floats = self.split(
+            "experts", np.float32, outputs=(slots + rows) * model.hidden, logits=rows * (model.experts + 1),
+            weight=rows * (model.top_k + 1),
+        )  # fmt: skip
+        inner = slots * model.expert_intermediate + rows * model.shared_intermediate
+        acts = {"inputs": slots * model.hidden, "inner": inner}
+        return integers | floats | {name: address(self.of(f"expert {name}", size)) for name, size in acts.items()}
 
     def use_threads(self, pass_: Struct, rows: int) -> None:
         """Set how many threads a pass over at most `rows` nodes may use, and their scratch."""
         if self.scratch[:2] != (rows, count := threads()):
             model = self.model
             paired = model.hidden * (2 if model.pair_norms else 1)
-            widest = max(paired, model.input_dim, model.intermediate, model.heads * model.head_dim)
+            inner = max(model.intermediate, model.expert_intermediate, model.shared_intermediate)
+            widest = max(paired, model.input_dim, inner, model.heads * model.head_dim)
             each = self.code.scratch_bytes(rows, widest)
             self.scratch = rows, count, each, address(self.of("scratch", count * each, np.uint8))
         _, pass_.threads, pass_.scratch_each, pass_.scratch = self.scratch

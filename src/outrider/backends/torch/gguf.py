@@ -15,6 +15,8 @@ from torch import Tensor
 from ...names import Place
 from ...params import InputError
 from ..native.abi import Library
+from ..native.experts import Stack, apart, stacks
+from ..native.families import describe
 from ..native.files import ModelFile, open_gguf
 from ..native.library import library
 from ..native.model import Parameter, config_of, frequency_factors, kept_in, parameters, supports
@@ -57,7 +59,12 @@ def _built(file: ModelFile, dtype: torch.dtype) -> tuple[Any, dict[str, Any]]:
 
     config = read_config(file.path)
     code = library("bfloat16", "bfloat16")
-    state = {one.name: _parameter(code, one, dtype) for one in parameters(file)}
+    parts = apart({one.name: one for one in parameters(file)})
+    state = {one.name: _parameter(code, one, dtype) for one in parts.values()}
+    if any(".experts." in name for name in state):
+        for stack in stacks(describe(config_of(file))):
+            made = [state.pop(name) for name in stack.names]
+            state[stack.name] = _stacked(stack, made) if len(made) > 1 else made[0]
     with _explained(file.path):
         kind: Any = AutoModelForCausalLM._model_mapping[type(config)]
         with _quiet():
@@ -69,6 +76,15 @@ def _built(file: ModelFile, dtype: torch.dtype) -> tuple[Any, dict[str, Any]]:
         rotary.inv_freq.div_(torch.tensor(factors))
         rotary.original_inv_freq = rotary.inv_freq.clone()
     return model, found
+
+
+def _stacked(stack: Stack, parts: list[Tensor]) -> Tensor:
+    """The matrices, or biases, of all experts as transformers' module has them."""
+    if not stack.in_turn:
+        return torch.cat(parts).view(stack.shape)
+    count = len(parts) // stack.shape[0]
+    each = [torch.stack(parts[i : i + count], 1).flatten(0, 1) for i in range(0, len(parts), count)]
+    return torch.stack(each).transpose(1, -1).contiguous() if each[0].dim() > 1 else torch.stack(each)
 
 
 def _parameter(code: Library | None, one: Parameter, dtype: torch.dtype) -> Tensor:

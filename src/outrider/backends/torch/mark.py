@@ -22,5 +22,6 @@ def mark_of(model: nn.Module) -> str:
     found = hashlib.sha256()
     for name, p in named.items():
         some = p.detach().flatten()[:: max(1, p.numel() // 64)][:64]
-        found.update(name.encode() + some.cpu().bfloat16().double().numpy().tobytes())
+        numbers = some.cpu().bfloat16().double().numpy() + 0.0  # zeros of some formats lose their signs
+        found.update(name.encode() + numbers.tobytes())
     return found.hexdigest()[:16]

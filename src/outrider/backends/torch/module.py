@@ -14,6 +14,7 @@ from ...params import InputError
 from ..native import weights
 from ..native.checkpoint import Checkpoint
 from ..native.description import Description
+from ..native.experts import IN_TURN, apart, stacks
 from ..native.families import describe
 from ..native.files import SAFETENSORS
 from ..native.files import Tensor as Stored
@@ -117,11 +118,12 @@ def checkpoint_of(model: Any) -> Checkpoint:
     made = Checkpoint(
         place=Path(str(model.config._name_or_path or type(model).__name__)),
         config=config,
-        parameters={name: _parameter(name, p) for name, p in named.items()},
+        parameters=apart({name: _parameter(name, p) for name, p in named.items()}, config["model_type"] == IN_TURN),
         kept_in=_name(model.dtype),
         factors=_factors(model, describe(config)),
     )
-    if other := [name for name in named if name not in dict(made.description.shapes()) and named[name] is not table]:
+    known = {stack.name for stack in stacks(made.description)}
+    if other := [name for name in named if name not in known and named[name] is not table]:
         raise InputError(f"{made.place} has the parameter {other[0]}, which its config does not describe")
     return made
 

@@ -14,43 +14,82 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn import functional
+
+from ..data import STEP, Batch
+from ..features import visible
 
 
 @dataclass
 class Passes:
-    """Keys and values of the passes over one batch. `published`: HASS's own code multiplies the scores of hidden true
-    keys by 0 instead of hiding them, so that they are still looked at."""
+    """Keys and values of the passes over one batch. On a CPU each document is computed by itself, so that nothing of
+    what the others in its row would have seen is.
 
-    seen: Bool[Tensor, "b m m"]
+    Args:
+        batch: packed rows.
+        published: HASS's own code multiplies the scores of hidden true keys by 0 instead of hiding them, so that they
+            still count.
+    """
+
+    batch: Batch
     published: bool = False
-    keys: list[Tensor] = field(default_factory=list)
-    values: list[Tensor] = field(default_factory=list)
+    keys: list[list[Tensor]] = field(default_factory=list)  # of every pass, those of each piece
+    values: list[list[Tensor]] = field(default_factory=list)
 
     def attention(
         self, q: Float[Tensor, "b h m d"], k: Float[Tensor, "b g m d"], v: Float[Tensor, "b g m d"]
     ) -> Float[Tensor, "b m hd"]:
         """Attention of the next pass, whose own keys and values these are."""
-        self.keys.append(k)
-        self.values.append(v)
-        j, (b, h, m, d), g = len(self.keys), q.shape, k.shape[1]
+        self.keys.append(self._pieces(k))
+        self.values.append(self._pieces(v))
+        made = [
+            self._attend(part, [keys[i] for keys in self.keys], [values[i] for values in self.values])
+            for i, part in enumerate(self._pieces(q))
+        ]
+        if self.lengths is None:
+            return made[0]
+        flat = torch.cat([one[0, :length] for one, length in zip(made, self.lengths, strict=True)])
+        return flat.view(*self.batch.tokens.shape, -1)
+
+    @cached_property
+    def lengths(self) -> list[int] | None:
+        """Of documents and of stretches of padding, in order; None: all rows are computed together."""
+        if self.batch.tokens.device.type != "cpu":
+            return None
+        found: list[int] = []
+        for row in self.batch.documents:
+            found += row.unique_consecutive(return_counts=True)[1].tolist()
+        return found
+
+    def _pieces(self, x: Float[Tensor, "b heads m d"]) -> list[Float[Tensor, "p heads n d"]]:
+        """Documents, filled up to multiples of STEP, so that products have few sizes (`sizes.py`)."""
+        if self.lengths is None:
+            return [x]
+        parts = x.transpose(1, 2).flatten(0, 1).split(self.lengths)
+        return [functional.pad(part.transpose(0, 1), (0, 0, 0, -len(part) % STEP))[None] for part in parts]
+
+    def _attend(self, q: Float[Tensor, "b h m d"], keys: list[Tensor], values: list[Tensor]) -> Float[Tensor, "b m hd"]:
+        """Of one piece, which the keys and values of all passes so far are of."""
+        j, (b, h, m, d), g = len(keys), q.shape, keys[0].shape[1]
         q = q.reshape(b, g, h // g * m, d) / math.sqrt(d)  # heads of a group side by side: keys are not repeated
         place = torch.arange(m, device=q.device)
-        far = place[:, None] - place >= j - 1
-        shown, known = self.seen[:, None, None], far[None, None, None]
-        scores = (q @ self.keys[0].transpose(2, 3)).view(b, g, h // g, m, m)
+        known = (place[:, None] - place >= j - 1)[None, None, None]
+        shown = (place[:, None] >= place)[None, None, None] if self.lengths else visible(self.batch)[:, None, None]
+        scores = (q @ keys[0].transpose(2, 3)).view(b, g, h // g, m, m)
         if self.published:
             scores = scores * known
         scores = scores.masked_fill(~(shown if self.published else shown & known), -math.inf)
-        own = [(q.view(b, g, h // g, m, d) * _behind(self.keys[i - 1], j - i)).sum(-1) for i in range(2, j + 1)]
+        own = [(q.view(b, g, h // g, m, d) * _behind(keys[i - 1], j - i)).sum(-1) for i in range(2, j + 1)]
         p = torch.cat([scores, torch.stack(own, -1)], -1) if own else scores
         p = p.softmax(-1, dtype=torch.promote_types(p.dtype, torch.float32)).to(q.dtype)
-        out = (p[..., :m].reshape(b, g, h // g * m, m) @ self.values[0]).view(b, g, h // g, m, d)
+        out = (p[..., :m].reshape(b, g, h // g * m, m) @ values[0]).view(b, g, h // g, m, d)
         for i in range(2, j + 1):
-            out = out + p[..., m + i - 2, None] * _behind(self.values[i - 1], j - i)
+            out = out + p[..., m + i - 2, None] * _behind(values[i - 1], j - i)
         return out.reshape(b, h, m, d).transpose(1, 2).flatten(2)
 
 

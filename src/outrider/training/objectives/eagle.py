@@ -21,7 +21,7 @@ from ...drafters import eagle
 from ...nets import configs
 from ...params import InputError
 from ..data import Batch, Document, trimmed
-from ..features import TargetFeatures, visible
+from ..features import TargetFeatures
 from ._layer import layer_like
 from ._linear import nearest
 from ._losses import LOSSES, likeliest, precise, smooth_l1, soft_cross_entropy
@@ -29,7 +29,7 @@ from ._objective import Optimiser, TrimmedObjective, uniform
 from ._passes import Passes, moved
 
 NATIVE = True
-OPTIMISER = Optimiser(lr=3e-5)
+OPTIMISER = Optimiser(lr=5e-4, warmup=100)
 
 
 class EagleObjective(TrimmedObjective):
@@ -87,7 +87,7 @@ class EagleObjective(TrimmedObjective):
         true = seen.features[-1]
         embeds = self._embeds(batch, true)
         read = true + self._noise(batch, true, step) if self.noise and self.training else true
-        passes, weight, total, hits = Passes(visible(batch), self.published), true.new_zeros(()), true.new_zeros(()), {}
+        passes, weight, total, hits = Passes(batch, self.published), true.new_zeros(()), true.new_zeros(()), {}
         wanted = batch.wanted(2)
         for j in range(1, self.passes + 1):
             made = self.net(read, embeds, batch.positions, attention=passes.attention)

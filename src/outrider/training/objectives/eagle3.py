@@ -21,7 +21,7 @@ from ...drafters import _heads, eagle3
 from ...nets.configs import check_taps, default_taps
 from ...params import InputError
 from ..data import Batch, Document, draft_size, frequent
-from ..features import TargetFeatures, visible
+from ..features import TargetFeatures
 from ._layer import layer_like
 from ._losses import cross_entropy, likeliest, precise
 from ._objective import Optimiser, TrimmedObjective
@@ -52,7 +52,7 @@ class Eagle3Objective(TrimmedObjective):
             rows, columns = (batch.wanted(2) & self.draftable(batch.ahead(2))).nonzero().unbind(1)
             law = precise(self.head(seen.features[-1][rows, columns + 1])).softmax(-1)
         at = batch.positions[rows, columns]
-        passes, read, hits = Passes(visible(batch)), true, {}
+        passes, read, hits = Passes(batch), true, {}
         weight, total = true.new_zeros((), dtype=torch.float32), true.new_zeros((), dtype=torch.float32)
         for j in range(1, self.passes + 1):
             made = net(read, embeds, batch.positions, attention=passes.attention)

@@ -23,6 +23,7 @@ enum { NORM_HEADS_ALIKE, NORM_EACH_HEAD, NORM_ALL_HEADS }; /* norms of queries a
 #define BLOCK_WEIGHTS 32 /* weights of a block */
 #define MAX_HEAD_DIM 256 /* of an attention head */
 #define MAX_FED_PAIRS 16 /* pairs of a row that `draft_tree` feeds through the drafter's layer at once */
+#define EXPERT_ROWS 1024 /* rows of a pass whose experts are computed together */
 #define CHANGE_BYTES 24 /* of `Walk.scratch`, for each changed token: its id and four float32 */
 
 /* y = x W^T. */
@@ -30,6 +31,21 @@ typedef struct {
     const void *data; /* rows, one for each output; in blocks, four rows lie together (INTEGER: sixteen) */
     int64_t kind;
 } Matrix;
+
+/* A mixture of experts in place of a layer's MLP; its sizes stand in `Model`. Each row is computed by the `top_k`
+   experts with the greatest router logits; ties go to the lower index. Biases may be NULL. */
+typedef struct {
+    Matrix router; /* [experts, hidden] */
+    const float *router_bias;
+    int64_t normalised; /* 1: weights are the softmax of the chosen logits; 0: of all logits */
+    const Matrix *gate, *up, *down; /* [experts], each [expert_intermediate, hidden] or [hidden, expert_intermediate] */
+    const float *gate_bias, *up_bias, *down_bias; /* [experts, expert_intermediate] or [experts, hidden] */
+    /* A limit that is not 0: with g = min(gate(x), limit) and u = up(x) within -limit .. limit, the inner layer is
+       g sigmoid(alpha g) (u + 1), whatever the model's activation. */
+    float alpha, limit;
+    /* The expert that computes all rows, whose weight is the sigmoid of one more logit. */
+    Matrix shared_router, shared_gate, shared_up, shared_down;
+} Experts;
 
 /* A norm. */
 typedef struct {
@@ -51,10 +67,12 @@ typedef struct {
     int64_t parallel; /* 1: the MLP reads what attention reads (or its own norm of that); 0: what attention wrote */
     int64_t window; /* of sliding-window attention; 0: none */
     int64_t rope; /* 1, 2, ...: which rotary table; 0: no rotary position embeddings */
+    const Experts *experts; /* in place of `gate`, `up` and `down`; NULL: none */
 } Layer;
 
 typedef struct {
     int64_t hidden, intermediate, heads, kv_heads, head_dim, layers, vocab;
+    int64_t experts, top_k, expert_intermediate, shared_intermediate; /* of layers with experts, at most `hidden` */
     float eps, attention_scale;
     int64_t activation; /* SILU, ... */
     int64_t rotary_dim; /* the first elements of a head, which are rotated; 0: all */
@@ -76,6 +94,18 @@ typedef struct {
        With these, `norm` is the head's alone. */
     const float *pair_norms;
 } Model;
+
+/* Workspace of layers with experts, for `n` rows: at most EXPERT_ROWS. The choices of a row are in falling order of its
+   logits; those of all rows, by expert and then by row, are `top_k` * n slots. */
+typedef struct {
+    float *logits; /* [n, experts + 1]: the last one is the shared expert's */
+    int64_t *chosen, *slot; /* [n, top_k]: experts, and where they are computed */
+    float *weight; /* [n, top_k + 1] */
+    int64_t *starts; /* [experts + 1]: the first slot of each expert */
+    act_t *inputs; /* [slots, hidden] */
+    act_t *inner; /* [slots, expert_intermediate], and [n, shared_intermediate] */
+    float *outputs; /* [slots + n, hidden]: behind the slots, the shared expert's */
+} ExpertWork;
 
 /* One pass over tree nodes, or over a chunk of prompts. */
 typedef struct {
@@ -100,6 +130,7 @@ typedef struct {
        intermediate], and [rows * nodes, max((heads + 2 * kv_heads) * head_dim, hidden)]. */
     act_t *normed, *query, *attention, *mlp;
     float *qkv;
+    ExpertWork experts; /* where the model has layers with experts */
     int32_t *paths; /* workspace: [rows * nodes, total_nodes] */
     int32_t *real_nodes; /* workspace: [rows * nodes]: the nodes that are not padding, in order */
     int64_t *row_starts; /* workspace: [rows + 1]: where each row begins among these */
@@ -139,8 +170,10 @@ typedef struct {
     int64_t price_total; /* 1: `seconds` are by the drafted nodes of all rows together; 0: of the widest row */
     const double *seconds; /* [max_priced]: of a round that verifies so many drafted nodes */
     double trust; /* expected acceptance = trust * confidence */
-    const kv_t *embeddings; /* [embedding_rows, hidden] */
-    int64_t embedding_rows;
+    const uint8_t *embeddings; /* the table [embedding_rows, hidden], as a model's file has it */
+    int64_t embedding_rows, embedding_kind; /* GGUF's number of the kind of its weights */
+    int64_t embedding_bf16; /* 1: they are rounded to bfloat16 */
+    float embedding_scale; /* and then multiplied by this; 0: not */
     const int64_t *token_ids; /* of the head's rows; NULL: these are the ids */
     const float *temperature; /* [rows] */
     const uint64_t *seeds; /* [rows], of the noise; NULL: none */

@@ -68,19 +68,17 @@ static void read_block(const Model *model, const Lattice *lattice, Pass *pass, D
     const int64_t hidden = model->hidden, slots = lattice->first_slot + draft->depth, rows = pass->rows;
     for (int64_t i = 0; i < rows * slots; i++) {
         const int64_t row = i / slots, slot = i % slots;
-        EXPECT(draft->roots[row] >= 0 && draft->roots[row] < draft->embedding_rows);
-        const kv_t *root = draft->embeddings + draft->roots[row] * hidden;
-        for (int64_t k = 0; k < hidden; k += LANES)
-            v_store(pass->hidden_states + i * hidden + k, slot ? v_load(lattice->mask + k) : load_kv(root + k));
+        if (slot)
+            memcpy(pass->hidden_states + i * hidden, lattice->mask, hidden * sizeof(float));
+        else
+            embed_token(draft, draft->roots[row], hidden, pass->hidden_states + i * hidden);
         draft->positions[i] = draft->lengths[row] + slot;
     }
     if (lattice->seed.data) {
-        for (int64_t i = 0; i < rows * hidden; i += LANES) { /* of each row, both side by side */
-            const int64_t row = i / hidden, at = i + row * hidden;
-            store_acts(pass->normed + at, v_load(draft->last_hidden + i));
-            store_acts(
-                pass->normed + at + hidden, load_kv(draft->embeddings + draft->roots[row] * hidden + i % hidden)
-            );
+        for (int64_t row = 0; row < rows; row++) { /* of each row, both side by side */
+            act_t *both = pass->normed + 2 * row * hidden;
+            to_acts(draft->last_hidden + row * hidden, hidden, both);
+            to_acts(pass->hidden_states + row * slots * hidden, hidden, both + hidden);
         }
         run_pass(pass, add_seeds, &(Seeds){lattice, pass, hidden, slots});
     }

@@ -4,6 +4,7 @@
 #define OUTRIDER_FORWARD_H
 
 #include "layers/decoder.h"
+#include "layers/experts.h"
 
 /* The slots of node m's path, by depth, counted from its row's length. */
 static void find_path(const Pass *pass, int64_t m) {
@@ -184,7 +185,15 @@ static void decoder_layer(const Model *model, const Pass *pass, int64_t l, int64
         norm_rows(pass, own->mlp_norm, hidden, model->eps, first, last, team);
         meet(team);
     }
-    const Inner products = {own->gate, own->up, own->gate_bias, own->up_bias, model->activation};
+    if (own->experts) {
+        EXPECT(!own->parallel && !own->mlp_post_norm.weight);
+        for (int64_t m = 0; m < nodes; m += EXPERT_ROWS) {
+            const int64_t count = nodes - m < EXPERT_ROWS ? nodes - m : EXPERT_ROWS;
+            experts_layer(model, pass, own->experts, m, count, team);
+        }
+        return;
+    }
+    const Inner products = {own->gate, own->up, own->gate_bias, own->up_bias, model->activation, 0, 0};
     matmul_inner(pass->normed, nodes, hidden, &products, inner, pass->mlp, team);
     meet(team);
     if (own->parallel) { /* both products add to the same columns of each thread */

@@ -250,11 +250,9 @@ static void feed_layer(const Model *step, Pass *pass, Draft *draft, int64_t befo
             sees[i * all + i] = 1;
             draft->positions[r * all + i] = pass->lengths[r] + (place < 0 ? 0 : draft->level[at + node] - 1);
             if (i < before || place < 0) continue;
-            EXPECT(draft->token[at + node] >= 0 && draft->token[at + node] < draft->embedding_rows);
-            const kv_t *embedding = draft->embeddings + draft->token[at + node] * hidden;
             const float *above = up ? draft->hidden_states + (r * most + draft->fed[at + up]) * hidden
                                     : draft->last_hidden + r * hidden;
-            for (int64_t k = 0; k < hidden; k += LANES) v_store(to + k, load_kv(embedding + k));
+            embed_token(draft, draft->token[at + node], hidden, to);
             memcpy(to + hidden, above, hidden * sizeof(float));
             to += 2 * hidden;
         }

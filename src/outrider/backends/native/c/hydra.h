@@ -7,13 +7,15 @@
 #include "growth.h"
 
 /* The inputs of a node's head: the feature, and its path's embeddings. */
-static void path_inputs(const Draft *draft, int64_t hidden, int64_t row, int64_t node, int64_t layer, act_t *to) {
+static void path_inputs(
+    const Draft *draft, int64_t hidden, int64_t row, int64_t node, int64_t layer, act_t *to, const Team *team
+) {
+    float *embedding = row_scratch(team, hidden);
     const int64_t at = row * draft->max_candidates;
     for (int64_t k = 0; k < hidden; k += LANES) store_acts(to + k, load_kv(draft->features[row] + k));
     for (int64_t place = layer + 1; place; place--) {
-        EXPECT(draft->token[at + node] >= 0 && draft->token[at + node] < draft->embedding_rows);
-        const kv_t *embedding = draft->embeddings + draft->token[at + node] * hidden;
-        for (int64_t k = 0; k < hidden; k += LANES) store_acts(to + place * hidden + k, load_kv(embedding + k));
+        embed_token(draft, draft->token[at + node], hidden, embedding);
+        to_acts(embedding, hidden, to + place * hidden);
         node = draft->parent[at + node];
     }
 }
@@ -42,7 +44,7 @@ static void hydra_logits(const Team *team, const void *call) {
         const int64_t r = i / wide, fed = r * fed_nodes + of->above + i % wide;
         const int64_t node = layer && draft->fed_candidate[fed] >= 0 ? draft->fed_candidate[fed]
                                                                      : 0; /* a row may have fewer */
-        path_inputs(draft, hidden, r, node, layer, pass->normed + i * inputs);
+        path_inputs(draft, hidden, r, node, layer, pass->normed + i * inputs, team);
     }
     meet(team);
     matmul(pass->normed, count, inputs, head->block, head->bias, 2 * hidden, residual, NULL, 2 * hidden, 0, team);

@@ -7,7 +7,15 @@
 #ifndef OUTRIDER_PENDING_H
 #define OUTRIDER_PENDING_H
 
+#include "formats/gguf.h"
 #include "forward.h"
+
+/* The embedding of a token, of the table as it lies in memory. */
+static void embed_token(const Draft *draft, int64_t token, int64_t hidden, float *to) {
+    EXPECT(token >= 0 && token < draft->embedding_rows);
+    dequantise_row(format_of(draft->embedding_kind), draft->embeddings, token, hidden, draft->embedding_bf16, to);
+    for (int64_t k = 0; k < hidden && draft->embedding_scale != 0; k++) to[k] *= draft->embedding_scale;
+}
 
 /* Keys and values of `count` inputs, which lie in `normed`, written behind their rows' texts. `real_nodes`: the row of
    each; `row_starts`: the first of each row. */
@@ -52,10 +60,8 @@ static void make_pairs_task(const Team *team, const void *call) {
     float *pairs = (float *)pass->inputs;
     const int64_t first = own_first(team, count), last = own_last(team, count);
     for (int64_t i = first; i < last; i++) {
-        EXPECT(draft->next_tokens[i] >= 0 && draft->next_tokens[i] < draft->embedding_rows);
-        const kv_t *embedding = draft->embeddings + draft->next_tokens[i] * hidden;
         float *to = pairs + i * 2 * hidden;
-        for (int64_t k = 0; k < hidden; k += LANES) v_store(to + k, load_kv(embedding + k));
+        embed_token(draft, draft->next_tokens[i], hidden, to);
         for (int64_t k = 0; k < hidden && !draft->fuse.data; k += LANES)
             v_store(to + hidden + k, load_kv(draft->features[i] + k));
     }

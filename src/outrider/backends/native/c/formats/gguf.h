@@ -260,6 +260,21 @@ typedef struct {
     int64_t bf16;
 } Dequantise;
 
+/* A row of weights, which are rounded to bfloat16 if `bf16`, in float32. `width`: a multiple of 16. */
+static void
+dequantise_row(const Format *format, const uint8_t *from, int64_t row, int64_t width, int64_t bf16, float *to) {
+    const int64_t blocks = width / format->weights;
+    const uint8_t *block = from + row * blocks * format->bytes;
+    if (format->kind == GGUF_F32)
+        memcpy(to, block, width * sizeof *to);
+    else if (format->kind == GGUF_BF16)
+        for (int64_t i = 0; i < width; i++) to[i] = from_bf16((uint16_t)(block[2 * i] | block[2 * i + 1] << 8));
+    else
+        for (int64_t b = 0; b < blocks; b++)
+            dequantise_block(format, block + b * format->bytes, to + b * format->weights);
+    for (int64_t i = 0; i < width && bf16 && format->kind != GGUF_BF16; i++) to[i] = from_bf16(to_bf16(to[i]));
+}
+
 static void dequantise_task(const Team *team, const void *call) {
     const Dequantise *of = call;
     const Format *format = of->format;

@@ -21,11 +21,12 @@ typedef struct {
 #define WEIGHTS_BYTES(width) ALIGNED(4 * (width) * (int64_t)sizeof(float))
 
 /* The inner layer of an MLP: activation(x G^T + bias) * (x U^T + bias), or activation(x U^T + bias) where `gate.data` is
-   NULL. Biases may be NULL. Both matrices quantise x, or neither does. */
+   NULL. Biases may be NULL. Both matrices quantise x, or neither does. Where `limit` is not 0, what `Experts` says. */
 typedef struct {
     Matrix gate, up;
     const float *gate_bias, *up_bias;
     int64_t activation;
+    float alpha, limit;
 } Inner;
 
 /* From products, `rows` of LANES that lie `apart` numbers apart, of the outputs `j` .. `j + count - 1` to these of y,
@@ -52,6 +53,18 @@ static void finish_inner(
         if (count < LANES) memcpy(own, part, count * sizeof(act_t));                                                   \
     }                                                                                                                  \
     return;
+    if (inner->limit) {
+        for (int64_t i = 0; i < rows; i++) {
+            act_t part[LANES], *own = y + i * outputs + j;
+            const vec_t most = v_set1(inner->limit), least = v_set1(-inner->limit);
+            const vec_t gate = v_min(most, v_add(v_load(gates + i * apart), v_load(biases[0])));
+            const vec_t up = v_max(least, v_min(most, v_add(v_load(ups + i * apart), v_load(biases[1]))));
+            const vec_t value = v_mul(v_mul(gate, v_sigmoid(v_mul(gate, v_set1(inner->alpha)))), v_add(up, v_set1(1)));
+            store_acts(count < LANES ? part : own, value);
+            if (count < LANES) memcpy(own, part, count * sizeof(act_t));
+        }
+        return;
+    }
     switch (inner->activation) {
     case GELU: FINISH(v_gelu)
     case GELU_TANH: FINISH(v_gelu_tanh)

@@ -107,6 +107,14 @@ INLINE vec_t v_silu(vec_t x) {
     return v_div(x, v_add(v_set1(1.0f), v_exp(v_sub(v_zero(), v_max(v_set1(-87.0f), x)))));
 }
 
+INLINE vec_t v_min(vec_t a, vec_t b) {
+    return v_sub(v_zero(), v_max(v_sub(v_zero(), a), v_sub(v_zero(), b)));
+}
+
+INLINE vec_t v_sigmoid(vec_t x) {
+    return v_div(v_set1(1.0f), v_add(v_set1(1.0f), v_exp(v_sub(v_zero(), v_max(v_set1(-87.0f), x)))));
+}
+
 /* |x| */
 INLINE vec_t v_abs(vec_t x) {
     return v_max(v_sub(v_zero(), x), x);
