@@ -11,7 +11,7 @@ from small import build
 from outrider.backends.choose import load
 from outrider.backends.native.library import library
 from outrider.backends.native.target import NativeTarget
-from outrider.backends.torch import HFTarget
+from outrider.backends.torch import HFTarget, load_target
 from outrider.backends.torch.module import ModuleTarget
 from outrider.backends.torch.tensors import embed
 from outrider.drafters import _heads
@@ -120,7 +120,7 @@ def test_a_cache_is_bounded(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["demo"])
 def test_native_targets_give_the_features_of_the_stock_model(name: str) -> None:
     """Hidden states, and what a drafter is given of embeddings and head; documents share rows."""
-    native, stock = load(name, dtype="float32").target, load_target(name, dtype="float32", native=False)
+    native, stock = load(name, dtype="float32").target, load_target(name, dtype="float32")
     assert isinstance(native, NativeTarget)
     assert isinstance(stock, HFTarget)
     rows, taps = batch(), (2, -1)
