@@ -130,6 +130,6 @@ def test_native_targets_give_the_features_of_the_stock_model(name: str) -> None:
         assert bool((found.features[tap][~there] == 0).all())
     ids = torch.tensor([3, 5, 80])
     x = true.features[-1][there]
-    logits = [_heads.rows(of, ids, learning=True)(x) for of in (native, stock)]
+    logits = [_heads.rows(of, ids)(x) for of in (native, stock)]
     torch.testing.assert_close(*logits, rtol=1e-4, atol=1e-4)
     assert torch.equal(embed(native, rows.tokens), embed(stock, rows.tokens))

@@ -66,9 +66,8 @@ class Log:
         if self.main and not self.quiet:
             from rich.console import Console
 
-            (self.bar.console if self.bar is not None else Console(stderr=True)).print(
-                words, highlight=False, soft_wrap=True
-            )
+            console = self.bar.console if self.bar is not None else Console(stderr=True)
+            console.print(words, highlight=False, soft_wrap=True)
 
     def step(
         self,
