@@ -1,9 +1,9 @@
-"""How long a pass takes, by nodes, rows and context: compiled, recorded (with bits and without), and the stock forward.
+"""How long a pass takes, by nodes, rows and context: native, and by the stock forward.
 
     python benchmarks/passes.py smollm2 --rows 1 8 --contexts 150 700 --nodes 1 4 16 32
     python benchmarks/passes.py smollm2 --weights native int8
 
-The second compares integer products with full weights, by native passes of the model's file.
+The second compares quantised weights, by integer products, with full ones.
 All ways stand side by side in one process and are measured in turn; medians and the middle half of the repeats, in
 milliseconds. A prompt's time is that of reading `context` tokens for all rows.
 """
@@ -20,42 +20,32 @@ from typing import Any
 
 import torch
 
-import outrider
-from outrider.backends.torch import HFTarget, load_target
+from outrider.backends.choose import load
+from outrider.backends.native.target import NativeTarget
+from outrider.core.protocols import Target
 from outrider.core.tree import chain
 from outrider.params import InputError
 
-WAYS: dict[str, dict[str, Any]] = {
-    "compiled": {"exact": "bits"},
-    "recorded, bits": {"exact": "bits", "native": False},
-    "recorded, rounding": {"exact": "rounding", "native": False},
-    "stock": {"exact": "rounding", "native": False},
-}
+WAYS: dict[str, dict[str, Any]] = {"native": {}, "stock": {"compile": False}}
 
 
 def ways_of(weights: list[str]) -> dict[str, dict[str, Any]]:
     """Native passes over full weights and over these."""
-    return {f"native, {one}": {"weights": one} for one in ("full", *weights)}
+    return {"native": WAYS["native"], **{f"native, {one}": {"weights": one} for one in weights}}
 
 
-def targets(model: str, ways: dict[str, dict[str, Any]]) -> dict[str, Any]:
+def targets(model: str, ways: dict[str, dict[str, Any]]) -> dict[str, Target]:
     """Each way's own target; those that cannot be had are left out, with a word."""
-    found: dict[str, Any] = {}
+    found: dict[str, Target] = {}
     for way, how in ways.items():
         try:
-            if "weights" in how:
-                found[way] = outrider.load(model, "none", **how).target
-                continue
-            target = load_target(model, **how)
+            target = load(model, **how).target
         except InputError as error:
             print(f"{way}: {error}")
             continue
-        assert isinstance(target, HFTarget)
-        if way.startswith("compiled") and target.native is None:
-            print(f"{way}: this model or machine has no such pass")
+        if way.startswith("native") and not isinstance(target, NativeTarget):
+            print(f"{way}: this model or machine has no native passes")
             continue
-        if way.startswith("recorded"):
-            target.compile()
         found[way] = target
     return found
 
@@ -63,7 +53,7 @@ def targets(model: str, ways: dict[str, dict[str, Any]]) -> dict[str, Any]:
 def timed(calls: dict[str, Callable[[], object]], repeats: int) -> dict[str, list[float]]:
     """Milliseconds of every call, taken in turn; sorted."""
     for call in calls.values():
-        for _ in range(6):  # recordings are proved in their first passes
+        for _ in range(3):
             call()
     found: dict[str, list[float]] = {way: [] for way in calls}
     for _ in range(repeats):
@@ -102,7 +92,7 @@ def main() -> None:
             vocab = min(target.vocab for target in ways.values())
             prompts = [[dice.randrange(vocab) for _ in range(context)] for _ in range(rows)]
 
-            def read(target: Any, prompts: list[list[int]] = prompts, context: int = context) -> Any:
+            def read(target: Target, prompts: list[list[int]] = prompts, context: int = context) -> Any:
                 session = target.open(context + max(given.nodes) + 64)
                 for _ in session.prefill(prompts):
                     pass

@@ -20,6 +20,7 @@ from typing import Any
 
 from outrider import encoding, names, prompts
 from outrider.backends.torch import load_tokenizer
+from outrider.backends.torch.gguf import as_folder
 from outrider.backends.torch.load import multiplies_halves
 from outrider.params import InputError
 from peers import OURS, Run, in_turn
@@ -84,18 +85,23 @@ def main() -> None:
         parser.error(f"SmolLM2's file is not installed; {names.GET}")
     try:
         texts = prompts.read(given.text)
-        place = names.as_folder(names.find("smollm2"))
+        place = names.find("smollm2")
         ids = stream(place, texts, longest)
     except InputError as error:
         parser.error(str(error))
-    job = {
-        "model": place.where, "drafter": place.drafter, "ends": [0], "tokens": given.tokens, "repeats": given.repeats,
+    with as_folder(place) as folder:
+        found = list(in_turn(runs(given), lambda run: job(folder, place, given, ids), given.out))
+    print(*table([row for rows in found for row in rows]), sep="\n")
+    raise SystemExit(int(not all(found)))
+
+
+def job(folder: str, place: names.Place, given: argparse.Namespace, ids: list[int]) -> dict[str, Any]:
+    """What an engine is asked for."""
+    return {
+        "model": folder, "drafter": place.drafter, "ends": [0], "tokens": given.tokens, "repeats": given.repeats,
         "ids": ids, "contexts": given.contexts, "most": given.most,
         "dtype": "bfloat16" if multiplies_halves() else "float32",
     }  # fmt: skip
-    found = list(in_turn(runs(given), lambda run: job, given.out))
-    print(*table([row for rows in found for row in rows]), sep="\n")
-    raise SystemExit(int(not all(found)))
 
 
 if __name__ == "__main__":

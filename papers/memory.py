@@ -6,10 +6,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from outrider.backends.torch.packed import bytes_read
 
 from outrider.backends.native.target import NativeTarget
-from outrider.backends.torch import HFTarget
 from outrider.core.protocols import Drafter, Target
 
 
@@ -17,8 +15,8 @@ def weights(target: Any) -> int:
     """Bytes of weights that a pass of a target reads."""
     if isinstance(target, NativeTarget):
         return target.forward.weights.bytes
-    compiled = target.native if isinstance(target, HFTarget) else None
-    return bytes_read(target.model) if compiled is None else compiled.bytes
+    held = {t.data_ptr(): t.nbytes for t in (*target.model.parameters(), *target.model.buffers())}
+    return sum(held.values())
 
 
 def held(state: Any) -> int:

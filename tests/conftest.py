@@ -67,10 +67,9 @@ def shared() -> Path:
 def avx2(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The code that processors without AVX-512 get; on such a processor nothing is changed."""
     from outrider.backends.native import library as native  # behind the hook above
-    from outrider.backends.torch.kernel_blocks import reads
 
     code = native.library("bfloat16", "bfloat16")
-    if code is not None and reads(code) == 8:
+    if code is not None and code.block_lanes == 8:
         yield
         return
     native.library.cache_clear()

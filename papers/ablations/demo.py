@@ -254,7 +254,6 @@ def main() -> None:
         return
     model, text, given = target(), documents(args.work), prompts(args.each)
     eos = load_tokenizer(demo()).eos_token_id
-    model.compile()
     plain = plainly(model, given, args.tokens, eos)
     for name in args.names or RUNS:
         folder = folder_of(out, name)

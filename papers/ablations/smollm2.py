@@ -109,7 +109,6 @@ def main() -> None:
     assert isinstance(model, HFTarget)
     tokenizer = load_tokenizer("smollm2")
     text, given = documents(args.work, tokenizer), list(prompts(tokenizer, args.eval, args.each))
-    model.compile()
     eos = tokenizer.eos_token_id
     plain = plainly(model, given, args.tokens, eos)
     for name in args.names or RUNS:

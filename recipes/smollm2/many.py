@@ -171,7 +171,7 @@ def main() -> None:
         parser.error("there is no GPU that torch can use; give --device cpu, or take outrider data generate")
     if missing := [str(file) for file in a.data if not file.is_file()]:
         parser.error(f"there is no file {missing[0]}")
-    target = load_target(a.target, "bfloat16", a.device, native=False)
+    target = load_target(a.target, "bfloat16", a.device)
     tokenizer, model = load_tokenizer(a.target), target.model
     model.set_attn_implementation(NAME)
     final = model.generation_config.eos_token_id

@@ -65,7 +65,7 @@ OLD = {
     "--nodes": "--nodes is --budget now, as in --budget 16x6 (nodes, depth)",
     "--depth": "--depth is --budget now, as in --budget 16x6 (nodes, depth)",
     "--arms": "--arms is --budget now, as in --budget '3,2,1 2,1 none'",
-    "--compile": "passes are recorded without --compile now; --no-compile turns it off",
+    "--compile": "passes are native without --compile now; --no-compile turns them off",
     "train --prompts": "--prompts is --limit now: held-out prompts decoded at each evaluation",
 }
 

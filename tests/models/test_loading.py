@@ -13,7 +13,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 from small import build
 
-from outrider.backends.torch import load, load_target, products
+from outrider.backends.torch import load, load_target
 from outrider.backends.torch.validate import validate
 from outrider.params import InputError
 
@@ -175,13 +175,6 @@ def test_pretrained_models_pass_the_proof(shared: Path, name: str, dtype: str) -
         (False, 1 << 40, {}, torch.float32),
         (False, 1 << 10, {}, torch.bfloat16),  # float32 would take too much
         (False, 1 << 40, {"dtype": "bfloat16"}, torch.bfloat16),
-        pytest.param(
-            *(False, 1 << 40, {"exact": "bits"}, torch.float32),
-            marks=pytest.mark.skipif(
-                not products.can_halve() or torch.backends.cpu.get_cpu_capability() != "AVX2",
-                reason="bits of 16-bit weights in float32 are promised on AVX2",
-            ),
-        ),
     ],
 )
 def test_without_products_in_16_bits_a_model_computes_in_float32(

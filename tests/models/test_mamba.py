@@ -13,14 +13,11 @@ import pytest
 import torch
 from mamba_world import TEXTS, VOCAB, path, small_target
 from safetensors.torch import save_file
-from small import saved
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForCausalLM
 
-import outrider
 from outrider import drafters, hub
 from outrider.backends.torch import load_target
-from outrider.backends.torch.recorded import PROOFS
 from outrider.budgets.budgeter import FixedBudget
 from outrider.budgets.calibration import inside
 from outrider.core.noise import GumbelNoise
@@ -352,42 +349,3 @@ def test_a_slab_grows_and_keeps(target: Target) -> None:
     assert torch.equal(found.conv, state.conv)
     assert torch.equal(found.ssm, state.ssm)
     assert replace(state).bytes == state.bytes
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("kind", KINDS)
-def test_recorded_steps_are_the_models_own(kind: str) -> None:
-    """One recording serves every number of states."""
-    made = net(kind)
-    steps, dice = ssm.Steps(made, patience=0), torch.Generator().manual_seed(0)
-    for b in (1, 2, 5, 1, 9, 16):
-        tokens = torch.randint(0, VOCAB, (b, 1), generator=dice)
-        start = ssm.empty(made, b)
-        state = ssm.State(torch.randn(start.conv.shape, generator=dice), torch.randn(start.ssm.shape, generator=dice))
-        for one, other in zip(_flat(steps(tokens, state)), _stock(made, tokens, state), strict=True):
-            torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
-    assert steps.recorded.made["step"] is not None
-    assert len(steps.recorded.proofs["step"]) == PROOFS
-
-
-def _stock(made: Any, tokens: Tensor, state: ssm.State) -> tuple[Tensor, ...]:
-    features, state = ssm.run(made, tokens, state)
-    return made.lm_head(features), state.conv, state.ssm
-
-
-def _flat(given: Any) -> tuple[Tensor, ...]:
-    logits, state = given
-    return logits, state.conv, state.ssm
-
-
-def test_the_target_that_is_compiled_has_a_drafter_that_is(tmp_path: Path) -> None:
-    where, texts = saved(tmp_path, "llama"), ["Once upon a time", "def add(a, b):"]
-    asked: dict[str, Any] = {"max_new_tokens": 24, "seed": 1, "temperature": 1.0}
-    plain = outrider.load(where, "none").generate(texts, **asked)
-    for way in ("", "?vocab=text"):
-        llm = outrider.load(where, f"mamba:demo{way}", compile=True)
-        drafter: Any = inside(llm.drafter)
-        drafter = drafter.inner if way else drafter
-        found = llm.generate(texts, budget=FixedBudget(8, 4), **asked)
-        assert [o.tokens for o in found] == [o.tokens for o in plain]
-        assert drafter.steps.recorded.made["step"] is not None

@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 import logging
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from small import PROMPTS, VOCAB, build
 
 from outrider import drafters
-from outrider.backends.torch import HFTarget, load_target, products
-from outrider.backends.torch.mark import mark_of
+from outrider.backends import choose
+from outrider.backends.native.target import load
+from outrider.backends.torch import HFTarget, load_target
 from outrider.budgets.budgeter import FixedBudget
 from outrider.checkpoints import native, read
 from outrider.checkpoints.write import keep
@@ -21,6 +21,7 @@ from outrider.core.noise import GumbelNoise
 from outrider.drafters import _weights
 from outrider.engine import Engine, generate
 from outrider.engine.request import Request
+from outrider.names import find
 from outrider.params import InputError, Sampling
 from outrider.shipped import folder_of
 from outrider.training import objectives
@@ -88,30 +89,15 @@ def test_float16_cannot_tell() -> None:
     assert not loaded(torch.float16).mark
 
 
-HOW: list[dict[str, Any]] = [
-    {}, {"native": False}, {"exact": "bits", "native": False}, {"training": True}, {"dtype": "float32"},
-    {"dtype": "float32", "native": False},
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("dtype", ["auto", "float32", "bfloat16"])
 @pytest.mark.parametrize("family", ["llama", "gpt_neox"])
-def test_however_it_is_loaded_it_is_one_model(family: str, how: dict[str, Any], tmp_path: Path) -> None:
-    build(family, torch.bfloat16).save_pretrained(tmp_path / "m")
-    whole = load_target(tmp_path / "m", training=True, native=False)
-    found = load_target(tmp_path / "m", **how)
-    assert isinstance(whole, HFTarget)
-    assert isinstance(found, HFTarget)
-    assert len(whole.mark) == 16
-    assert found.mark == whole.mark
-
-
-def test_layers_that_were_replaced_cannot_tell(tmp_path: Path) -> None:
-    build("gpt_neox", torch.bfloat16).save_pretrained(tmp_path / "m")
-    fast = load_target(tmp_path / "m", native=False)
-    if not products.hastened(fast.model):
-        pytest.skip("this processor runs the model's own layers")
-    assert not mark_of(fast.model), "the layers of a target that was loaded before, given again"
+def test_however_it_is_loaded_it_is_one_model(family: str, dtype: str, tmp_path: Path) -> None:
+    model = build(family, torch.bfloat16, hidden_size=64, intermediate_size=96, head_dim=32, num_attention_heads=2)
+    model.save_pretrained(tmp_path / "m")
+    stock = load_target(tmp_path / "m")
+    assert len(stock.mark) == 16
+    assert load_target(tmp_path / "m", dtype=dtype).mark == stock.mark
+    assert choose.readable(find(str(tmp_path / "m")), "cpu") is None or load(tmp_path / "m", dtype).mark == stock.mark
 
 
 def test_what_says_nothing_of_its_target_is_taken_as_it_is(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -16,13 +16,13 @@ import os, resource, sys, torch
 sys.path.insert(0, "tests/support")
 from small import build
 from outrider.backends.native.library import library
-from outrider.backends.native import target as native
+from outrider.backends.native.target import load
 
 library("bfloat16", "bfloat16").own_pool = sys.argv[2] == "own"
 folder, sizes = sys.argv[1], {"hidden_size": 64, "intermediate_size": 14336, "head_dim": 32, "num_hidden_layers": 1}
 build("llama", torch.bfloat16, **sizes).save_pretrained(folder)
 for weights in ("full", "int8"):
-    target = native.load(folder, "bfloat16", weights)
+    target = load(folder, "bfloat16", weights)
     resource.setrlimit(resource.RLIMIT_STACK, (1 << 20, resource.RLIM_INFINITY))  # of the first thread
     for threads in (1, 2):
         torch.set_num_threads(threads)

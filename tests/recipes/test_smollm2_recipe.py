@@ -141,7 +141,7 @@ def test_unicodes_line_separators_end_no_line(tmp_path: Path) -> None:
 def test_many_texts_side_by_side_are_those_of_transformers_own_loop(
     every: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = load_target("demo", native=False).model
+    model = load_target("demo").model
     own, most = model.config._attn_implementation, 24
     asked = [list(range(5 + i, 5 + i + 2 + 3 * (i % 4))) for i in range(9)]
     plain = [

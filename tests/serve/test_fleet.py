@@ -13,10 +13,7 @@ import pytest
 from small import tree_of
 
 from outrider import drafters
-from outrider.backends import choose
-from outrider.backends.torch import compiled
 from outrider.budgets.adaptive import AdaptiveBudget
-from outrider.budgets.calibration import inside
 from outrider.core.noise import GumbelNoise
 from outrider.core.price import Price
 from outrider.core.tree import check, from_lists
@@ -96,17 +93,3 @@ def test_an_interrupt_ends_the_loading_thread() -> None:
     with pytest.raises(KeyboardInterrupt):
         elsewhere(endless)
     assert not seen[0].is_alive()
-
-
-@pytest.mark.trained
-def test_passes_are_recorded_before_the_first_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The target's and the draft model's, with what the drafters read of the target; none is recorded later. This is
-    where there is no compiled pass."""
-    for module in (choose, compiled):
-        monkeypatch.setattr(module, "library", lambda *_: None)
-    service = start("demo", ["eagle:demo/hass", "model"])
-    target, draft = service.llm.target, service.scheduler.fleet.drafters["model"]
-    for model, taps in ((target, (-1,)), (inside(draft).model, ())):  # type: ignore[attr-defined]
-        assert model.graphs.closed
-        assert {(kind[0], kind[1]) for kind in model.graphs.made} >= {(True, True), (False, True), (False, False)}
-        assert all(made is not None and {*taps} <= {*made.taps} for made in model.graphs.made.values())

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import random
 from typing import Any
+from unittest import mock
 
 import torch
 from small import build
 from torch import Tensor
 
+from outrider.backends.native import target as native_target
 from outrider.backends.native.library import sanitizer
-from outrider.backends.torch import HFTarget, load_target
-from outrider.backends.torch.compiled import forward_of, weights_of
+from outrider.backends.native.target import NativeTarget
+from outrider.backends.torch.module import ModuleTarget, checkpoint_of
 from outrider.backends.torch.tensors import tensor
 from outrider.core.protocols import Target
 from outrider.core.tree import chain, from_lists
@@ -84,18 +86,17 @@ def text_of(seed: int, n: int) -> list[int]:
     return [dice.randrange(97) for _ in range(n)]
 
 
-def compiled(vocab: int, dtype: torch.dtype, halves: bool = False) -> HFTarget:
-    """A tiny random Llama whose passes run in compiled code; token 3 ends its texts. `halves`: its passes read weights
-    of 16 bits, whatever the precision of all else."""
+def compiled(vocab: int, dtype: torch.dtype, halves: bool = False) -> NativeTarget:
+    """A tiny random Llama in native passes; token 3 ends its texts. `halves`: weights are bfloat16 and all else is
+    float32, as on processors without products of bfloat16."""
     sizes = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 32, "max_position_embeddings": 256}
     model = build("llama", torch.bfloat16 if halves else dtype, vocab_size=vocab, eos_token_id=3, **sizes)
-    if not halves:
-        target = load_target(model, native=True)
-        assert isinstance(target, HFTarget)
-        return target
-    own = weights_of(model, move=True)
-    assert own is not None
-    target = HFTarget(model.to(dtype))
-    target.native = forward_of(target, own)
-    assert target.native is not None
-    return target
+    return mixed(model) if halves else ModuleTarget(model)
+
+
+def mixed(model: Any) -> NativeTarget:
+    """A model's bfloat16 weights beside float32."""
+    with mock.patch.object(native_target, "abilities", frozenset):
+        made = NativeTarget(checkpoint_of(model))
+    made.stock = lambda: model
+    return made

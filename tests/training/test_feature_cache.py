@@ -12,6 +12,7 @@ from outrider.backends.choose import load
 from outrider.backends.native.library import library
 from outrider.backends.native.target import NativeTarget
 from outrider.backends.torch import HFTarget, load_target
+from outrider.backends.torch.module import ModuleTarget
 from outrider.backends.torch.tensors import embed
 from outrider.drafters import _heads
 from outrider.params import InputError
@@ -54,13 +55,9 @@ def test_a_document_sees_only_itself(family: str) -> None:
 def test_compiled_passes_give_the_features_of_the_stock_forward(family: str) -> None:
     """Documents that share rows, rows of several lengths, padding, and more tokens than one chunk of a prompt has."""
     size = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 32, "max_position_embeddings": 2048}
-    target = load_target(build(family, torch.float32, **size), native=True)
-    assert isinstance(target, HFTarget)
-    assert target.native is not None
+    model = build(family, torch.float32, **size)
     for rows in (batch(), pack([Document((5, 7) * 300, (True,) * 600, "a"), *documents(5)], 700)):
-        found, target.native = see(target, rows, (1, -1)), None
-        true = see(target, rows, (1, -1))
-        target = load_target(target.model, native=True)
+        found, true = see(ModuleTarget(model), rows, (1, -1)), see(HFTarget(model), rows, (1, -1))
         there = rows.documents >= 0
         assert not bool(there.all()), "some places are padding"
         for tap in (1, -1):
@@ -123,7 +120,7 @@ def test_a_cache_is_bounded(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["demo"])
 def test_native_targets_give_the_features_of_the_stock_model(name: str) -> None:
     """Hidden states, and what a drafter is given of embeddings and head; documents share rows."""
-    native, stock = load(name, dtype="float32").target, load_target(name, dtype="float32", native=False)
+    native, stock = load(name, dtype="float32").target, load_target(name, dtype="float32")
     assert isinstance(native, NativeTarget)
     assert isinstance(stock, HFTarget)
     rows, taps = batch(), (2, -1)
@@ -133,6 +130,6 @@ def test_native_targets_give_the_features_of_the_stock_model(name: str) -> None:
         assert bool((found.features[tap][~there] == 0).all())
     ids = torch.tensor([3, 5, 80])
     x = true.features[-1][there]
-    logits = [_heads.rows(of, ids, learning=True)(x) for of in (native, stock)]
+    logits = [_heads.rows(of, ids)(x) for of in (native, stock)]
     torch.testing.assert_close(*logits, rtol=1e-4, atol=1e-4)
     assert torch.equal(embed(native, rows.tokens), embed(stock, rows.tokens))

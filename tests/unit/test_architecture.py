@@ -203,7 +203,6 @@ LINES, PARAMETERS = 60, 8
 OPTIONS = (("commands",), ("drafters", "load"), ("drafters", "loader.load"), ("training", "build"))
 # file, function: why it is longer, or has more parameters
 EXCEPTIONS = {
-    "backends/torch/load.py load_target": "one way of loading after the other, each with its refusal",
     "bench/choose.py recommend": "the options of a command",
     "checkpoints/safeailab.py eagle3_of": "the fields of a foreign configuration",
     "core/growth.py grow": "EAGLE-2 with its ablations",

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from outrider.backends.torch import products
 from outrider.backends.torch.padding import additive
 from outrider.nets import layer as nn
 from outrider.nets.kv_cache import KVCache
@@ -254,16 +253,3 @@ def test_shapes_that_make_no_layer(more: dict, sentence: str) -> None:
 
 def test_a_shape_comes_back_from_its_dict() -> None:
     assert from_dict(LayerShape, to_dict(shape(rope=LLAMA3))) == shape(rope=LLAMA3)
-
-
-@pytest.mark.parametrize("shape", [(1, 1, 24), (1, 3, 24), (2, 1, 24), (24,)])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_the_product_of_one_vector_is_the_ordinary_one_up_to_rounding(
-    shape: tuple[int, ...], dtype: torch.dtype
-) -> None:
-    torch.manual_seed(0)
-    x, weight, bias = torch.randn(shape).to(dtype), torch.randn(7, 24).to(dtype), torch.randn(7).to(dtype)
-    for b in (None, bias):
-        found, wanted = products.product(weight, b)(x), torch.nn.functional.linear(x, weight, b)
-        assert found.shape == wanted.shape
-        assert torch.allclose(found.float(), wanted.float(), atol=0.1 if dtype == torch.bfloat16 else 0)

@@ -131,13 +131,14 @@ def _by_torch(
     from .torch import load as torch
 
     if place is None and compile is not False and not options:
-        target: Target = torch.target_of(model, exact)
+        target: Target = torch.target_of(model)
     else:
-        target = torch.load_target(
-            model, dtype=dtype, device=device, trust_remote_code=trust, exact=exact,
-            native=False if compile is False else None, **options,
-        )  # fmt: skip
-    torch.record(target, compile, place is not None)
+        target = torch.load_target(model, dtype=dtype, device=device, trust_remote_code=trust, **options)
+    if exact == "bits" and target.exact != "bits":
+        raise InputError(
+            "the same bits with drafts as without are promised by native passes alone, which do not serve "
+            f"{place or 'this model'} here (docs/exactness.md); leave exact out"
+        )
     origin = torch.name_of(target.model)
     tokenizer = torch.load_tokenizer(place or origin, trust)
     name = str(place or origin or type(target.model).__name__)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .types import weights_of
 
@@ -44,10 +44,6 @@ class Models:
                 self.target, "none", dtype=self.dtype, device=self.device, trust_remote_code=self.trust,
                 weights=weights_of(variant), compile=None if fast else False,
             )  # fmt: skip
-            target: Any = llm.target
-            if fast and hasattr(target, "compile"):
-                target.compile()
-                target.warm()
             self.loaded[variant] = llm
         return self.loaded[variant]
 
@@ -58,7 +54,5 @@ class Models:
         if (variant, spec) not in self.drafted:
             base = self.llm(variant)
             drafter = drafters.load(spec, base.target, base.tokenizer)
-            if self.compile and "eager" not in variant:
-                base.target.warm(drafter.taps)
             self.drafted[variant, spec] = replace(base, drafter=drafter, drafter_name=spec, budgets={})
         return self.drafted[variant, spec]

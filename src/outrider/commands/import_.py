@@ -77,10 +77,10 @@ def facts_of(model: str | Place | None) -> Facts:
     from .loading import located
 
     place = located(model)  # before torch is imported
-    from ..backends.torch.gguf import as_folder
+    from ..backends.choose import load
     from ..checkpoints import Facts
 
-    return Facts.at(as_folder(place).where)
+    return Facts.of(load(place).target) if place.gguf else Facts.at(place.where)
 
 
 def summary(found: Found) -> dict[str, Any]:

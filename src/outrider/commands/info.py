@@ -44,15 +44,12 @@ def info(
 
 
 def place(model: str) -> dict[str, str]:
-    """What a model's name stands for here, as JSON: a folder or a hub id. A .gguf file is converted if it never was."""
+    """What a model's name stands for here, as JSON: a file, a folder or a hub id."""
     from .loading import located
 
     found = located(model)
-    if found.gguf:
-        from ..backends.torch.gguf import as_folder
-
-        found = as_folder(found)
-    return {"model": found.name, "where": found.where, "weights": found.about, "drafter": found.drafter}
+    where = str(Path(found.where) / found.gguf) if found.gguf else found.where
+    return {"model": found.name, "where": where, "weights": found.about, "drafter": found.drafter}
 
 
 def collect() -> dict[str, Any]:

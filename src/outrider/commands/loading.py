@@ -53,10 +53,10 @@ def load(
 
         if threads is not None:
             machine.use_threads(threads)
-        recorded: dict[str, Any] = {"compile": False} if no_compile else {}
+        stock: dict[str, Any] = {"compile": False} if no_compile else {}
         return llm.load(
             place, list(drafter) if drafter else None, dtype=dtype, device=device, budget=budget,
-            exact=exact, weights=weights, trust_remote_code=trust_remote_code, **recorded,
+            exact=exact, weights=weights, trust_remote_code=trust_remote_code, **stock,
         )  # fmt: skip
 
 
@@ -68,8 +68,7 @@ def one_model(argument: str | None, option: str | None) -> str | None:
 
 
 def located(model: str | Place | None, weights: str = "full") -> Place:
-    """The model of a name, whose folder is there or whose id the hub or its cache has. Only GGUF files, which may have
-    to be converted, need torch for that."""
+    """The model of a name, whose folder is there or whose id the hub or its cache has."""
     check_weights(weights)
     place = reached(find(model))
     if not place.gguf:

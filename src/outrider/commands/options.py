@@ -80,8 +80,8 @@ Device = Annotated[str, machine("--device", help="auto, cpu, cuda, cuda:N or mps
 Exact = Annotated[
     str,
     machine("--exact",
-        help="bits: with drafts every logit is bit for bit what it is without; rounding: up to rounding; auto: bits "
-        "where passes are compiled, and for 16-bit models where this machine's kernels allow it.",
+        help="bits: refuse a model whose logits with drafts are not bit for bit those without (native passes' are); "
+        "auto and rounding: take either.",
     ),
 ]  # fmt: skip
 Weights = Annotated[
@@ -91,9 +91,7 @@ Weights = Annotated[
         "by int8 activations on CPUs; faster, and another target than the full one.",
     ),
 ]  # fmt: skip
-NoCompile = Annotated[
-    bool, machine("--no-compile", help="Run the model's own Python instead of compiled or recorded passes.")
-]
+NoCompile = Annotated[bool, machine("--no-compile", help="Run the model's own Python instead of native passes.")]
 Threads = Annotated[int | None, machine("--threads", "-t", help="Of the processor. Default: torch's own number.")]
 TrustRemoteCode = Annotated[bool, machine("--trust-remote-code", help="Run the Python that the model brings along.")]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -59,14 +59,14 @@ def parity(
 
     vllm.check(python)
     from ..backends.torch.gguf import as_folder
-
-    where = as_folder(place).where
     from ..llm import load
     from ..proofs import parity as run
 
     def loaded(name: Any) -> Any:
         return load(where, name, dtype="float32", trust_remote_code=trust_remote_code)
 
+    stack = ExitStack()
+    where = stack.enter_context(as_folder(place))
     ids = loaded("none").prompts(list(given))
     found = []
     try:
@@ -79,6 +79,7 @@ def parity(
                     with above():
                         show(certificate)
     finally:  # what is finished is told, also where a later drafter fails
+        stack.close()
         if as_json and found:
             import json
 

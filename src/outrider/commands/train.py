@@ -141,8 +141,6 @@ def load(
         device=device,
         trust_remote_code=trust_remote_code,
         processes=processes,
-        training=True,
-        native=False if stock else None,
     )
     return target, documents
 

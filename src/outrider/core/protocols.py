@@ -169,14 +169,6 @@ class Target(Protocol):
     def open(self, capacity: int) -> Session:
         """An empty session whose rows hold up to `capacity` tokens, those of a tree included."""
 
-    def warm(self, taps: tuple[int, ...]) -> None:
-        """Do now what would make the first rounds slow."""
-        return
-
-    def record(self, taps: tuple[int, ...]) -> None:
-        """The same for a server: whatever is prepared is prepared now, since later all texts would wait."""
-        return
-
     @property
     def signature(self) -> str:
         """A fingerprint of its weights: where it differs, so may the text."""
@@ -189,7 +181,6 @@ class Target(Protocol):
     def settle(self) -> None:
         """Wait until the device has done what it was given; nothing to wait for on a CPU."""
         return
-        return None
 
     def judge(self, question: Question) -> Verdict | None:
         """Apply a rule where the logits are, with the results of `core.verify.judge`; None: that one shall do it."""

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ..backends.torch import products, vocabulary
+from ..backends.torch import vocabulary
 from ..backends.torch.padding import additive
 from ..backends.torch.sampling import wide
 from ..backends.torch.tensors import TensorRound, tensor
@@ -199,7 +199,6 @@ def _drafter(net: BlockNet, target: Target, growth: Growth, where: object = "thi
     mask: Tensor = (
         net.mask_embedding if token < 0 else _heads.embed(target, torch.tensor([token], device=weight.device))[0]
     )
-    products.hasten(net, leave=("markov_w2",))  # whose rows are looked up
     return BlockDrafter(net, target, config, growth, ids, places, own, mask)
 
 

@@ -11,15 +11,13 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from ..backends.torch import vocabulary
-from ..backends.torch.products import freeze
-from ..backends.torch.recorded import Recorded
 from ..core.protocols import Drafter, Target
 from ..nets.configs import EagleConfig
 from ..nets.kv_cache import KVCache
 from ..nets.layer import Attend, Layer, Store
 from ..nets.network import Network
 from . import _eagles, _heads, _weights
-from ._features import FeatureDrafting, loader, recorded
+from ._features import FeatureDrafting, loader
 from ._growth import STATIC, Growth
 
 
@@ -76,7 +74,6 @@ class EagleDrafter(Drafter):
     head: Callable[[Tensor], Tensor]  # of the draft vocabulary, taken from the target's
     names: Tensor | None  # token ids of the draft vocabulary; None: it is the target's own
     taps: tuple[int, ...] = (-1,)
-    recorded: Recorded | None = None  # its steps, where the target's passes are recorded
 
     @property
     def scale(self) -> float:  # type: ignore[override]
@@ -120,8 +117,7 @@ def _drafter(net: EagleNet, target: Target, growth: Growth, where: object = "thi
     if (made := _weights.compiled(_eagles.compiled, net, target, growth)) is not None:
         return made
     net.layer.fuse()
-    freeze(net, "fc")
-    return EagleDrafter(net, target, net.config, growth, _heads.rows(target, ids), ids, recorded=recorded(net, target))
+    return EagleDrafter(net, target, net.config, growth, _heads.rows(target, ids), ids)
 
 
 NETWORK = Network(EagleNet, EagleConfig)

@@ -13,8 +13,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ..backends.torch import vocabulary
-from ..backends.torch.products import freeze
-from ..backends.torch.recorded import Recorded
 from ..core.protocols import Drafter, Target
 from ..core.types import Array, Budget, DraftTree, Rows
 from ..nets.configs import Eagle3Config
@@ -22,7 +20,7 @@ from ..nets.kv_cache import KVCache
 from ..nets.layer import Attend, Layer, LayerShape, RMSNorm, Store
 from ..nets.network import Network
 from . import _eagles, _heads, _lattice, _ranks, _weights
-from ._features import FeatureDrafting, loader, recorded
+from ._features import FeatureDrafting, loader
 from ._growth import STATIC, Growth
 
 
@@ -117,7 +115,6 @@ class Eagle3Drafter(Drafter):
     names: Tensor | None  # token ids of the draft vocabulary; None: it is the target's own
     mask: Float[Tensor, "1 1 h"] | None = None  # the vector of the places behind the last pair, where it is parallel
     shifted: bool = True
-    recorded: Recorded | None = None  # its steps, where the target's passes are recorded
 
     @property
     def taps(self) -> tuple[int, ...]:  # type: ignore[override]
@@ -205,12 +202,11 @@ def _drafter(net: Eagle3Net, target: Target, growth: Growth, where: object = "th
         return made
     for layer in (net.midlayer, *net.upper):
         layer.fuse()
-    freeze(net, "fc", "lm_head")
     mask = None
     if config.parallel:
         _lattice.check(growth.tree)
         mask = net.fuse(net.mask_hidden)
-    return Eagle3Drafter(net, target, config, growth, names, mask, recorded=recorded(net, target))
+    return Eagle3Drafter(net, target, config, growth, names, mask)
 
 
 NETWORK = Network(Eagle3Net, Eagle3Config)

@@ -17,16 +17,15 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..backends.torch.padding import padded
-from ..backends.torch.recorded import Recorded
 from ..backends.torch.tensors import TensorRound, tensor
 from ..core.protocols import Drafting, Round, Target
 from ..core.types import Array, Budget, DraftTree, Rows
-from ..nets.kv_cache import KVCache, behind
+from ..nets.kv_cache import KVCache
 from ..nets.layer import Layer
-from . import _heads, _ranks, _weights
+from . import _ranks, _weights
 from ._eagles import Options
 from ._growth import Growth, Step
 from ._waiting import Pending, Waiting
@@ -39,10 +38,6 @@ class Steps(Protocol):
     @property
     def net(self) -> Any:
         """`net(vectors, embeds, positions, mask, store, turn)`: the next vectors, as EAGLE's network makes them."""
-
-    @property
-    def recorded(self) -> Recorded | None:
-        """Its steps, where they are recorded."""
 
     @property
     def taps(self) -> tuple[int, ...]: ...
@@ -65,26 +60,6 @@ class Steps(Protocol):
 
     def embed(self, tokens: Tensor) -> Tensor: ...
     def logits(self, vectors: Tensor) -> Tensor: ...
-
-
-class OneStep(nn.Module):
-    """A step of a network, at slots behind level rows' text, as a function of tensors alone. Its layers are fused."""
-
-    def __init__(self, net: nn.Module):
-        super().__init__()
-        self.net = net
-        fused = (module.fused for module in net.modules() if isinstance(module, Layer))
-        self.products = nn.ModuleList(part for f in fused if f is not None for part in (f.qkv, f.o, f.gate_up, f.down))
-
-    def forward(
-        self, vectors: Tensor, embeds: Tensor, keys: Tensor, values: Tensor, turn: Tensor, mask: Tensor | None = None
-    ) -> tuple[Tensor]:
-        return (self.net(vectors, embeds, None, mask, behind(keys, values), turn),)
-
-
-def recorded(net: nn.Module, target: Target) -> Recorded | None:
-    """The network's steps, recorded where the target's passes are."""
-    return Recorded(OneStep(net)) if _heads.records(target) else None
 
 
 @dataclass
@@ -219,13 +194,9 @@ class FeatureDrafting(Drafting):
         first: int = 0,
     ) -> Float[Tensor, "b m h"]:
         """A step of the network, whose keys and values go to slots first .. first + m - 1 behind each row's text."""
-        drafter, cache, (b, m) = self.drafter, self.cache, tokens.shape
-        embeds = drafter.embed(tokens)
-        if drafter.recorded is None or not cache.level:
-            made: Tensor = drafter.net(given, embeds, None, mask, cache.place(m, first), turn)
-            return made
-        masks = () if mask is None else (mask,)
-        return drafter.recorded((b == 1, m == 1, mask is None), given, embeds, *cache.views(m, first), turn, *masks)[0]
+        place = self.cache.place(tokens.shape[1], first)
+        made: Tensor = self.drafter.net(given, self.drafter.embed(tokens), None, mask, place, turn)
+        return made
 
     def _turn(self, reach: int, dtype: torch.dtype, places: Tensor | None, place: int = 0) -> Tensor:
         """Rotations at positions `lengths + places`, or all at `lengths + place`; [#b, #m, 2, 1, d]."""

@@ -10,8 +10,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ..backends.torch import vocabulary
-from ..backends.torch.hf import HFTarget
-from ..backends.torch.products import PlainLinear, hastened, product
 from ..backends.torch.tensors import TensorRound, array, tensor
 from ..backends.torch.tensors import embed as embed
 from ..backends.torch.tensors import head as head_of
@@ -44,11 +42,6 @@ class ResBlock(nn.Module):
         return kept + functional.silu(self.linear(x))
 
 
-def records(target: Target) -> bool:
-    """Are the target's passes recorded and replayed?"""
-    return isinstance(target, HFTarget) and target.graphs is not None
-
-
 def check_embedding(target: Target, hidden: int) -> None:
     """Refuse a target whose embeddings are not as wide as its features."""
     wide = embed(target, torch.zeros(1, dtype=torch.long, device=target.device)).shape[-1]
@@ -56,21 +49,15 @@ def check_embedding(target: Target, hidden: int) -> None:
         raise InputError(f"the target's embeddings have width {wide} and its features {hidden}; use Medusa or EAGLE-3")
 
 
-def rows(target: Target, ids: Int[Tensor, " vd"] | None, learning: bool = False) -> Callable[[Tensor], Tensor]:
-    """The target's LM head, for the tokens of a draft vocabulary alone: features [.., h] to logits [.., vd].
-
-    `learning`: gradients pass through it, which the fastest products do not let.
-    """
+def rows(target: Target, ids: Int[Tensor, " vd"] | None) -> Callable[[Tensor], Tensor]:
+    """The target's LM head, for the tokens of a draft vocabulary alone: features [.., h] to logits [.., vd]."""
     if ids is None:
         return lambda features: head_of(target, features)
-    kept = weight(target, ids)
-    kind = kept[0].dtype
-    fast = not learning and (target.code is not None or (target.tensors and hastened(target.model)))
-    linear = product(*kept) if fast else PlainLinear(*kept)
+    matrix, bias = weight(target, ids)
     cap = target.config_dict.get("final_logit_softcapping")
 
     def head(features: Tensor) -> Tensor:
-        logits = linear(features.to(kind))
+        logits = functional.linear(features.to(matrix.dtype), matrix, bias)
         return torch.tanh(logits / cap) * cap if cap else logits
 
     return head

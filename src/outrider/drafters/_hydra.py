@@ -12,14 +12,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ..backends.torch import vocabulary
-from ..backends.torch.products import freeze, product
 from ..backends.torch.tensors import TensorRound, tensor
 from ..checkpoints.target import linear_head
 from ..core.protocols import Drafter, Drafting, Round, Target
 from ..core.types import Array, Budget, DraftTree, Rows
 from ..nets.configs import HydraConfig
 from ..nets.kv_cache import KVCache
-from ..nets.layer import Layer, LayerShape, RMSNorm, Store
+from ..nets.layer import Layer, LayerShape, RMSNorm, Store, frozen
 from ..nets.network import Network
 from . import _growth, _heads, _ranks, _weights, hydra
 from ._waiting import merged
@@ -58,9 +57,8 @@ class HydraHead(nn.Module):
             return torch.cat([m.weight for m in maps]), torch.cat([m.bias for m in maps])
 
     def fuse(self) -> None:
-        """For inference: the first block's two maps as one, and a faster head."""
-        self.fused = product(*self.both)
-        freeze(self, "lm_head")
+        """For inference: the first block's two maps as one."""
+        self.fused = frozen(*self.both)
 
 
 class HydraPrefix(nn.Module):

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ..backends.torch import products, vocabulary
+from ..backends.torch import vocabulary
 from ..backends.torch.padding import padded
 from ..backends.torch.tensors import dtype_of, tensor
 from ..checkpoints.files import folder_of
@@ -19,7 +19,7 @@ from ..core.growth import Indices
 from ..core.protocols import Drafter, Drafting, Target
 from ..core.types import Array, Budget, DraftTree, Rows
 from ..nets import mamba as ssm
-from . import _heads, _ranks, _weights
+from . import _ranks, _weights
 from ._growth import Growth
 from ._stock import check_whole, same
 from ._text import TextDrafter, across
@@ -39,7 +39,6 @@ class MambaDrafter(Drafter):
     words: Words
     growth: Growth
     batch: int = 1024
-    steps: ssm.Steps | None = None  # recorded, where the target's passes are
 
     @property
     def scale(self) -> float:  # type: ignore[override]
@@ -52,9 +51,6 @@ class MambaDrafter(Drafter):
         self, tokens: Int[Tensor, "b m"], state: ssm.State, count: Int[Tensor, " b"] | None = None
     ) -> tuple[Float[Tensor, "b v"], ssm.State]:
         """Logits over the words after each row's last token (the net's own), and the states there."""
-        if self.steps is not None and tokens.shape[1] == 1 and count is None:
-            logits, state = self.steps(tokens, state)
-            return self.words.law(logits[:, 0]), state
         features, state = ssm.run(self.net, tokens, state, count)
         at = features[:, -1] if count is None else features[torch.arange(len(count), device=count.device), count - 1]
         return self.words.law(self.net.lm_head(at)), state
@@ -201,8 +197,7 @@ def _built(net: Any, words: Words, request: Request, target: Target) -> MambaDra
     growth, batch = request.growth, request.batch
     if net.config.model_type in ssm.KINDS:
         ssm.check(net)
-        products.hasten(net, leave=("dt_proj",))  # whose parameters are read
-        return MambaDrafter(net, words, growth, batch, ssm.Steps(net) if _heads.records(target) else None)
+        return MambaDrafter(net, words, growth, batch)
     from . import _hybrid
 
     _hybrid.check(net)

@@ -133,14 +133,15 @@ def cast(x: Array, precision: str) -> Array:
 
 
 def finite(weights: Weights) -> bool:
-    infinite = (x & EXPONENT == EXPONENT if x.dtype == np.uint16 else ~np.isfinite(x) for x in weights.values())
+    numbers = [x for x in weights.values() if x.dtype.kind not in "ib"]
+    infinite = (x & EXPONENT == EXPONENT if x.dtype == np.uint16 else ~np.isfinite(x) for x in numbers)
     return not any(found.any() for found in infinite)
 
 
 def names_of(d2t: Array, vocab: int) -> Array:
     """Token ids of a draft vocabulary. Raises InputError for what are no token ids, each once."""
     ids: Array = d2t.astype(np.int64) + np.arange(len(d2t))
-    if ids.min() < 0 or ids.max() >= vocab or len(np.unique(ids)) < len(ids):
+    if ids.min() < 0 or ids.max() >= vocab or np.bincount(ids).max() > 1:
         raise InputError("every draft token must have a token id of its own (with d2t: i + d2t[i]); here it has not")
     return ids
 

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from .. import checkpoints, plugins
-from ..backends.torch import products
 from ..backends.torch.tensors import array, dtype_of
 from ..checkpoints import native
 from ..core.protocols import Drafter, Target
@@ -71,9 +70,6 @@ def placed_on(net: Net, target: Target | None) -> Net:
     with torch.inference_mode(False), torch.no_grad():
         if target is not None:
             net.to(device=target.device, dtype=dtype_of(target))
-            if target.tensors and products.has_halves(target.model):  # then the drafter's are rounded to 16 bits too
-                for p in net.parameters():
-                    p.copy_(p.half())
     return net.requires_grad_(False).eval()
 
 

@@ -19,13 +19,11 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ..backends.torch.products import HalfLinear, OrderedLinear, PlainLinear, product
 from .configs import LayerShape as LayerShape
 
 # Given a layer's keys and values [b, g, m, d], what its queries attend to: [b, g, s, d] twice. Called layer by layer.
 Store = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]  # queries, keys, values [b, heads, m, d] -> [b, m, heads * d]
-Linear = HalfLinear | OrderedLinear | PlainLinear
 
 
 class RMSNorm(nn.Module):
@@ -123,11 +121,11 @@ class MLP(nn.Module):
 class Fused:
     """A layer's products for inference, a few attribute look-ups away."""
 
-    qkv: Linear
-    o: Linear
+    qkv: nn.Linear
+    o: nn.Linear
     norm: Tensor
-    gate_up: Linear
-    down: Linear
+    gate_up: nn.Linear
+    down: nn.Linear
 
 
 class Layer(nn.Module):
@@ -148,8 +146,8 @@ class Layer(nn.Module):
         with torch.inference_mode(False), torch.no_grad():
             bias = torch.cat([p.bias for p in three]) if self.shape.qkv_bias else None
             self.fused = Fused(
-                product(_shared(three), bias), product(attention.o_proj.weight), self.post_attention_layernorm.weight,
-                product(_shared(two)), product(mlp.down_proj.weight),
+                frozen(_shared(three), bias), attention.o_proj, self.post_attention_layernorm.weight,
+                frozen(_shared(two)), mlp.down_proj,
             )  # fmt: skip
 
     def _project(self, x: Float[Tensor, "b m inputs"]) -> Float[Tensor, "b m heads d"]:
@@ -198,6 +196,16 @@ class Layer(nn.Module):
             return self._finish(residual, attention(q, k, v))
         keys, values = (k, v) if store is None else store(k, v)
         return self._finish(residual, attend(q, keys, values, mask, self.fused is not None))
+
+
+def frozen(weight: Float[Tensor, "o i"], bias: Tensor | None = None) -> nn.Linear:
+    """x W^T + b with weights that no longer change."""
+    outputs, inputs = weight.shape
+    made = nn.Linear(inputs, outputs, bias=bias is not None, device="meta")
+    made.weight = nn.Parameter(weight.detach(), requires_grad=False)
+    if bias is not None:
+        made.bias = nn.Parameter(bias.detach(), requires_grad=False)
+    return made
 
 
 def _shared(projections: Sequence[nn.Linear]) -> Tensor:

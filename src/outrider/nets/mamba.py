@@ -20,7 +20,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from ..backends.torch.padding import padded
-from ..backends.torch.recorded import PATIENCE, Recorded
 from ..params import InputError
 from .scan import scan, scan2
 
@@ -111,30 +110,6 @@ def read(net: Any, texts: Sequence[Sequence[int]], state: State | None = None, p
         count = None if even else torch.tensor([len(p) for p in part], device=device)
         _, state = run(net, tokens, state, count)
     return state
-
-
-class Steps:
-    """One token for each of many states, recorded where it is taken often."""
-
-    def __init__(self, net: Any, patience: int = PATIENCE):
-        self.recorded = Recorded(_Step(net), patience)
-
-    def __call__(self, tokens: Int[Tensor, "b 1"], state: State) -> tuple[Float[Tensor, "b 1 v"], State]:
-        """Logits over the net's own tokens, and the states."""
-        logits, conv, ssm = self.recorded("step", tokens, state.conv, state.ssm)
-        return logits, State(conv, ssm)
-
-
-class _Step(torch.nn.Module):
-    """A step as a function of tensors alone."""
-
-    def __init__(self, net: Any):
-        super().__init__()
-        self.net = net  # so that its weights become constants of the recording
-
-    def forward(self, tokens: Tensor, conv: Tensor, ssm: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        features, state = run(self.net, tokens, State(conv, ssm))
-        return self.net.lm_head(features), state.conv, state.ssm
 
 
 def _norm(x: Float[Tensor, "*b h"], norm: Any) -> Float[Tensor, "*b h"]:

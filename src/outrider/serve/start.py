@@ -12,8 +12,7 @@ from threading import Thread
 from typing import Any, TypeVar
 
 from .. import drafters
-from ..budgets.calibration import inside
-from ..core.protocols import Drafter, Target
+from ..core.protocols import Drafter
 from ..llm import LLM, load
 from .fleet import Fleet
 from .metrics import Metrics, Told
@@ -49,7 +48,6 @@ def start(
     def loaded() -> Service:
         made = _loaded(model, list(dict.fromkeys(specs or [])), options)
         service = service_of(*made, name or made[0].name, rows, queue, prefill_share, prefix_cache, limits)
-        record(made[0].target, service.scheduler.fleet)
         return service
 
     return elsewhere(loaded)
@@ -86,15 +84,6 @@ def _loaded(model: Any, chosen: Sequence[str], options: dict[str, Any]) -> tuple
         loaded[spec] = drafters.load(spec, llm.target, llm.tokenizer)
     loaded.pop("none", None)
     return llm, loaded
-
-
-def record(target: Target, fleet: Fleet) -> None:
-    """Record the passes of the target and of draft models before the first request: later, all texts would wait."""
-    target.record(fleet.taps)
-    for drafter in map(inside, fleet.drafters.values()):
-        for part in (drafter, *map(inside, drafter.parts)):
-            for model in part.models:
-                model.record(())
 
 
 def service_of(

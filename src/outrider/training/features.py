@@ -65,7 +65,7 @@ def see(target: Target, batch: Batch, taps: tuple[int, ...], half: bool = False)
     if not taps:  # an objective that trains the target itself
         return TargetFeatures({})
     kind, read = learned(dtype_of(target)), int((batch.documents >= 0).sum())
-    if not isinstance(target, HFTarget) or (target.native is not None and not (half and target.dtype == torch.float32)):
+    if not isinstance(target, HFTarget):
         return TargetFeatures({tap: x.to(kind) for tap, x in compiled(target, batch, taps).items()}, read)
     with torch.no_grad():
         states = hidden(target, batch, half)

@@ -23,7 +23,6 @@ from torch import nn
 
 from .. import drafters, files
 from ..backends.torch import HFTarget
-from ..backends.torch.products import hastened
 from ..backends.torch.tensors import dtype_of
 from ..core.protocols import Target
 from ..params import InputError, Interrupted
@@ -272,12 +271,6 @@ def _check_stock(target: HFTarget, recipe: Recipe, shard: bool) -> None:
     if recipe.method == "medusa2" and (shard or target.processes > 1):
         option = "--shard" if shard else "--target-parallel"
         raise InputError(f"medusa2 changes the target inside, which cannot be sharded; leave {option} out")
-    if recipe.method == "medusa2" and target.native is not None:
-        raise InputError("medusa2 changes the target, and compiled passes do not follow; load it with native=False")
-    if hastened(target.model):
-        raise InputError(
-            "no gradient passes through this target's products; load it with load_target(..., training=True)"
-        )
 
 
 @contextmanager

@@ -17,7 +17,6 @@ from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from ...params import InputError
-from . import aligned
 
 NAME = "outrider"
 OPEN = "outrider_open"  # set on a mask that hides nothing: kernels are faster without one
@@ -39,15 +38,12 @@ def attend(
 
     Stock attention repeats keys and values over the whole buffer; folding makes [b, g, (h / g) n, d] of the queries.
     """
-    plan = aligned.plan_of(attention_mask)
-    if plan is not None and kwargs.get("softcap") is None:
-        return aligned.attend(query, key, value, plan, scaling, kwargs.get("s_aux")), None
     for name in ("softcap", "s_aux", "position_bias"):
         if kwargs.get(name) is not None:
             raise InputError(f"grouped attention has no {name}; this family must be listed as eager in families.py")
     b, h, n, _ = query.shape
-    heads = int(key.shape[1])  # plain numbers in a recording too
-    groups = int(h) // heads
+    heads = key.shape[1]
+    groups = h // heads
     sdpa = torch.nn.functional.scaled_dot_product_attention
     if attention_mask is None:  # a prompt's first chunk, or a single token
         out = sdpa(query, key, value, scale=scaling, is_causal=n > 1, enable_gqa=groups > 1)

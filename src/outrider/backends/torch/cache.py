@@ -17,7 +17,6 @@ from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from ...params import InputError
-from ..native.pages import in_large_pages
 
 FIRST = 1024  # slots a row is given at first, where the whole capacity is more
 
@@ -83,7 +82,6 @@ class TreeCache(Cache):
         self.rows = 0
         self.slabs: list[Float[Tensor, "layers r c w"]] = []  # r >= rows: rows that left are kept for newcomers
         self.members: list[list[tuple[TreeLayer, int]]] = []  # of each slab: its layers, keys (0) or values (1)
-        self.clean = True  # must unused slots hold numbers? Masks hide no NaN
         self.fresh = True  # the first pass attends to its own keys alone, by the plain causal kernels
         self.view = 0
         self.slots: Int[Tensor, " bn"] = torch.zeros(0, dtype=torch.long)
@@ -106,20 +104,12 @@ class TreeCache(Cache):
         self.capacity = max(self.capacity, min(self.limit, n))
         self.members, slabs = list(groups.values()), []
         for (width, dtype, device), group in groups.items():
-            slab = _room((len(group), self.rows, self.capacity, width), dtype, device, self.clean)
+            slab = _room((len(group), self.rows, self.capacity, width), dtype, device)
             for row, (layer, i) in zip(slab, group, strict=True):
                 row[:, :n] = layer.parts[i].transpose(1, 2).flatten(2)
             slabs.append(slab)
         self.fresh = False
         self._hold(slabs, self.rows)
-
-    def begin(self, rows: int, shape: tuple[int, int], dtype: torch.dtype) -> None:
-        """Slabs for keys and values of this shape (heads, width), of a pass that writes them by itself and reads no
-        slot that it has not written."""
-        self.clean = False
-        for layer in self.tree_layers:
-            layer.lazy_initialization(*(torch.empty(rows, shape[0], 0, shape[1], dtype=dtype) for _ in range(2)))
-        self.pack()
 
     def taken(self, row: int, n: int) -> list[tuple[Tensor, ...]]:
         """A copy of the first `n` slots of a row: every layer's keys and values [1, h, n, d]."""
@@ -163,9 +153,9 @@ class TreeCache(Cache):
     def resize(self, capacity: int, rows: int | None = None) -> None:
         """Give the slabs `capacity` slots a row, and room for `rows` rows."""
         rows = rows or (self.slabs[0].shape[1] if self.slabs else 0)
-        slabs, longer = [], capacity > max(self.capacity, FIRST)
+        slabs = []
         for old in self.slabs:
-            new = _room((old.shape[0], rows, capacity, old.shape[3]), old.dtype, old.device, self.clean, longer)
+            new = _room((old.shape[0], rows, capacity, old.shape[3]), old.dtype, old.device)
             new[:, : self.rows, : self.capacity] = old[:, : self.rows]
             slabs.append(new)
         self.capacity = capacity
@@ -205,16 +195,11 @@ class TreeCache(Cache):
         self._hold(self.slabs, total)
 
 
-def _room(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, clean: bool, large: bool = False) -> Tensor:
-    """Memory that is writable under any later mode. `clean`: zeros, for leftovers of others may be NaN. `large`: in
-    large pages, for long texts, which are strided through in many passes. A large page is filled with zeros when it is
-    first written, and every newcomer of a batch of short texts would wait for that."""
+def _room(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Memory that is writable under any later mode: zeros, for leftovers of others may be NaN, which no mask hides."""
     try:
         with torch.inference_mode(False):
-            made = (torch.zeros if clean else torch.empty)(shape, dtype=dtype, device=device)
-            if large and not clean and device.type == "cpu":
-                in_large_pages(made.data_ptr(), made.nbytes)
-            return made
+            return torch.zeros(shape, dtype=dtype, device=device)
     except RuntimeError as error:
         raise InputError(
             f"there is no memory for {shape[1]} texts of {shape[2]} tokens side by side; take a smaller batch or "

@@ -29,14 +29,7 @@ class Family:
     attention: str = "outrider"  # outrider: our grouped attention; sdpa or eager: the model's own code
     binding: Binding | None = None  # what stands in for code that takes slots for positions, during a tree's pass
     context: str = "max_position_embeddings"
-    sinks: bool = False  # attention sinks, which our attention by position takes too
-    uneven: bool = False  # trees were seen to change a bit although the probe found nothing: never `bits`
     proved: bool = True  # by tests/models; False: `validate` runs at load
-
-    @property
-    def bits(self) -> bool:
-        """Does its attention come through transformers' interface, so that it can sum by position?"""
-        return (self.attention == "outrider" or self.sinks) and not self.uneven
 
 
 TABLE: dict[str, Family] = {
@@ -44,7 +37,7 @@ TABLE: dict[str, Family] = {
     "llama": Family(),
     "gpt_neox": Family(),
     "gpt2": Family(),
-    "opt": Family(uneven=True),
+    "opt": Family(),
     "phi": Family(),
     "granite": Family(),
     "olmo2": Family(),
@@ -66,7 +59,7 @@ TABLE: dict[str, Family] = {
     "cohere2": Family(typed=True),
     "olmo3": Family(typed=True),
     "smollm3": Family(typed=True),
-    "gpt_oss": Family(typed=True, attention="eager", sinks=True),
+    "gpt_oss": Family(typed=True, attention="eager"),
     # positions derived from cache indices
     "bloom": Family(attention="eager", binding=positions.bloom, context="seq_length"),
     "falcon": Family(attention="sdpa", binding=positions.falcon),

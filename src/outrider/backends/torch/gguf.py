@@ -1,31 +1,18 @@
-""".gguf files as stock models. Those whose layers are Llama's are read as they lie (`backends/native`), at each start.
-
-Other architectures are read by transformers' own code, which takes minutes, and kept converted as folders in the user's
-cache directory (`kept.py`), one for each file's SHA-256. A quantised file's weights become bfloat16, others keep their
-precision. `source.json` in a folder records path, size and time of the file it was made from, and size, time and
-SHA-256 of the files in the folder: a file is hashed again only if its time has changed, and a damaged folder is made
-anew.
-"""
+""".gguf files as stock models, for what native passes do not serve: other architectures, which transformers' own code
+reads, in minutes, at each start; devices; training."""
 
 from __future__ import annotations
 
-import hashlib
-import logging
-import math
-import os
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ... import kept
-from ...files import filling
-from ...names import SOURCE, Place
+from ...names import Place
 from ...params import InputError
 from ..native.abi import Library
 from ..native.experts import Stack, apart, stacks
@@ -37,55 +24,18 @@ from ..native.tokenizer import KINDS as TOKENIZERS
 from ..native.tokenizer import from_gguf
 from .formats import numbers
 
-logger = logging.getLogger(__name__)
 
-_direct: set[Path] = set()  # files of which it was said that they are read anew each time
-
-
-def settled(place: Place) -> Place:
-    """Where the stock model of a name is loaded from: a .gguf file of a family that is not read as it lies is converted
-    at its first use and kept."""
-    if place.gguf is None or supports(open_gguf(file := Path(place.where) / place.gguf)):
-        return place
-    return _kept_as_folder(place, file)
-
-
-def as_folder(place: Place) -> Place:
-    """The same model as a folder or hub id, for programs that read nothing else: a .gguf file is converted and kept."""
-    return place if place.gguf is None else _kept_as_folder(place, Path(place.where) / place.gguf)
-
-
-def _kept_as_folder(place: Place, file: Path) -> Place:
-    where, direct = converted(file)
-    return replace(place, where=where, gguf=direct)
-
-
-def converted(file: Path) -> tuple[str, str | None]:
-    """(folder, None) of the conversion, or (its own folder, its name) if there is no place to keep that.
-
-    The first call for a file converts it, which takes a while and is said once.
-    """
-    file = file.resolve()
-    root, stat = kept.folder("gguf"), file.stat()
-    stamp = {"path": str(file), "size": stat.st_size, "mtime_ns": stat.st_mtime_ns}
-    try:
-        for folder in _folders(root):
-            if _made_from(folder) == stamp and _usable(folder):
-                return str(folder), None
-        if file in _direct:
-            return str(file.parent), file.name
-        folder = root / _digest(file)
-        if not _usable(folder):
-            if folder.exists():
-                logger.warning("%s is damaged, so that it is made anew", folder)
-            _convert(file, folder, stamp)
-        elif os.access(folder, os.W_OK):  # another copy of a file that is here already
-            kept.write(folder / SOURCE, {**stamp, "files": kept.read(folder / SOURCE)["files"]})
-    except OSError as error:
-        kept.unusable(error.strerror or _line(error))
-        _direct.add(file)
-        return str(file.parent), file.name
-    return str(folder), None
+@contextmanager
+def as_folder(place: Place) -> Iterator[str]:
+    """A model's folder or hub id; for a .gguf file a temporary folder, for programs that read nothing else."""
+    if place.gguf is None:
+        yield place.where
+        return
+    file = Path(place.where) / place.gguf
+    with TemporaryDirectory(prefix="outrider-") as folder:
+        read(file)[0].save_pretrained(folder)
+        read_tokenizer(file).save_pretrained(folder)
+        yield folder
 
 
 def read(file: Path, dtype: Any = "auto") -> tuple[Any, dict[str, Any]]:
@@ -196,43 +146,6 @@ def precision(file: Path) -> str:
     return kept_in(open_gguf(file))
 
 
-def file_of(where: str, direct: str | None) -> Path | None:
-    """The .gguf file that a folder was converted from, or that is read as it is; None where it is not there."""
-    made = Path(where) / direct if direct else kept.read(Path(where) / SOURCE).get("path")
-    return Path(made) if made and Path(made).is_file() else None
-
-
-def _convert(file: Path, folder: Path, stamp: dict[str, Any]) -> None:
-    """Write the folder whole or not at all. OSError: there is no place for it."""
-    kind = precision(file)
-    read_config(file)  # refuses an unknown architecture before anything is promised
-    size = sum(math.prod(t.shape) for t in open_gguf(file).tensors.values()) * getattr(torch, kind).itemsize
-    kept.make(folder.parent)
-    if shutil.disk_usage(folder.parent).free < 1.1 * size:
-        raise OSError(None, f"it needs {size / 1e6:.0f} MB and less is free")
-    with filling(folder) as made:
-        logger.warning("converting %s, once: %.0f MB in %s", file.name, size / 1e6, folder)
-        model, found = read(file, kind)
-        if found["missing_keys"]:
-            lacking = sorted(found["missing_keys"])
-            raise InputError(f"{file} lacks {len(lacking)} tensors, {lacking[0]} among them; fetch it again")
-        _save(model, made)
-        read_tokenizer(file).save_pretrained(made)
-        for place in (made, *made.iterdir()):
-            kept.protect(place)
-        files = {part.name: {**_state(part), "sha256": _digest(part)} for part in made.iterdir()}
-        kept.write(made / SOURCE, {**stamp, "files": files})
-
-
-def _save(model: Any, folder: Path) -> None:
-    from safetensors import SafetensorError
-
-    try:
-        model.save_pretrained(folder)
-    except SafetensorError as error:  # a full disk comes as this
-        raise OSError(None, _line(error)) from None
-
-
 @contextmanager
 def _explained(file: Path, fault: str = "is damaged or cut off") -> Iterator[None]:
     """Whatever a damaged file makes its readers raise, as one sentence."""
@@ -245,57 +158,6 @@ def _explained(file: Path, fault: str = "is damaged or cut off") -> Iterator[Non
         if "not supported" in why and "GGUF" in why:
             raise InputError(f"{file} cannot be loaded: {why}") from None
         raise InputError(f"{file} {fault} ({why}); fetch it again") from None
-
-
-def _folders(root: Path) -> list[Path]:
-    try:
-        return [folder for folder in sorted(root.iterdir()) if not folder.name.startswith(".")]
-    except OSError:
-        return []
-
-
-def _made_from(folder: Path) -> dict[str, Any]:
-    """Path, size and time of the file that a folder was made from."""
-    return {key: value for key, value in kept.read(folder / SOURCE).items() if key != "files"}
-
-
-def _usable(folder: Path) -> bool:
-    """Is there a conversion that is as it was made?
-
-    Raises:
-        OSError: others could have written it.
-    """
-    if not folder.is_dir():
-        return False
-    files = kept.read(folder / SOURCE).get("files")
-    for place in (folder, *sorted(folder.iterdir())):
-        if why := kept.exposed(place):
-            raise PermissionError(None, why)
-    return isinstance(files, dict) and bool(files) and all(_intact(folder / name, one) for name, one in files.items())
-
-
-def _intact(file: Path, state: Any) -> bool:
-    """Is a file as it was made?"""
-    try:
-        now = _state(file)
-    except OSError:
-        return False
-    if not isinstance(state, dict) or state.get("size") != now["size"]:
-        return False
-    return state.get("mtime_ns") == now["mtime_ns"] or state.get("sha256") == _digest(file)
-
-
-def _state(file: Path) -> dict[str, int]:
-    about = file.stat()
-    return {"size": about.st_size, "mtime_ns": about.st_mtime_ns}
-
-
-def _digest(file: Path) -> str:
-    digest = hashlib.sha256()
-    with file.open("rb") as f:
-        while piece := f.read(1 << 20):
-            digest.update(piece)
-    return digest.hexdigest()[:32]
 
 
 def _line(error: BaseException) -> str:

@@ -17,16 +17,15 @@ from ... import hub, names
 from ...core.protocols import Target
 from ...names import Place
 from ...params import InputError, out_of_memory
-from . import compiled, gguf, products, sizes, spread, vocabulary
-from .graphs import PATIENCE
+from . import gguf, sizes, spread, vocabulary
 from .hf import HFTarget
 from .mark import mark_of
 from .module import ModuleTarget
-from .probe import HALF, settle
 from .seq2seq import SeqTarget
 from .validate import ensure, ensure_native
 
 logger = logging.getLogger(__name__)
+HALF = (torch.bfloat16, torch.float16)
 MEMORY = 0.25  # of this machine's, that a model may take to compute in float32 where 16 bits would be slow
 LENIENT = {"ignore_mismatched_sizes": True}  # tensors of another shape are told of, and refused by name here
 
@@ -36,74 +35,57 @@ def load_target(
     dtype: str | torch.dtype = "auto",
     device: str = "auto",
     trust_remote_code: bool = False,
-    exact: str = "rounding",
     processes: int = 1,
-    training: bool = False,
-    native: bool | None = None,
     drafting: bool = False,
     **options: Any,
 ) -> HFTarget | SeqTarget:
-    """A target from a name (`names.find`), or a transformers model in memory (which keeps its precision and place).
+    """A target that runs a stock model's own forward.
 
-    `options` go to `from_pretrained` (quantization_config, revision, ...). A family that our tests do not prove is
-    proved here, once for each configuration, and refused with the reason if a tree is not exact on it. `exact`: are
-    texts with drafts equal to those without "bits" for bits, or up to "rounding"? "auto" lets `probe.py` decide.
-    `processes`: how many hold the model together, each a part (`spread.py`). `training`: gradients must
-    pass through the model's own forward (give `native=False` too where its weights will change). `native`: passes in
-    compiled code of our own (`compiled.py`). None: where this machine can and the model is loaded by name; True: for
-    one in memory too, whose weights must stay where and what they are. `drafting`: it is a draft model, which may have
-    a draft vocabulary (`nets/vocabulary.py`).
+    Args:
+        model: a name (`names.find`), or a transformers model in memory, which keeps its precision and place.
+        dtype: auto, float32, bfloat16, ... of a model that is loaded by name.
+        device: of the same.
+        trust_remote_code: run code that comes with the model.
+        processes: how many hold the model together, each a part (`spread.py`).
+        drafting: it is a draft model, which may have a draft vocabulary (`vocabulary.py`).
+        options: for `from_pretrained` (quantization_config, revision, ...).
 
-    Raises InputError, in one sentence, where the model cannot be had or cannot be a target.
+    Raises:
+        InputError: in one sentence, why the model cannot be had or cannot be a target. A family that our tests do not
+            prove is proved here, once for each configuration, and refused if a tree is not exact on it.
     """
-    own, alone = None, not training and processes == 1
     if processes < 1:
         raise InputError(f"processes (--target-parallel) must be at least 1, not {processes}")
     if isinstance(model, PreTrainedModel):
         if processes > 1:
             raise InputError(f"processes={processes} is for models that are loaded by name; leave it out")
         stock, mark = model, mark_of(model)
-        own = compiled.weights_of(stock) if native else None
     elif isinstance(model, str | Path | Place):
-        place = gguf.settled(names.find(model))
-        stock = from_pretrained(place, dtype, device, trust_remote_code, options, processes)
-        mark = mark_of(stock) if processes == 1 else ""  # now: its layers may be replaced below
+        stock = from_pretrained(model, dtype, device, trust_remote_code, options, processes)
+        mark = mark_of(stock) if processes == 1 else ""
         if drafting:
             vocabulary.cut(stock)
-        if processes == 1 and native is not False:
-            own = compiled.weights_of(stock, move=True, file=gguf.file_of(place.where, place.gguf))
-        if dtype == "auto" and (exact != "bits" or products.can_halve()):
-            stock = widened(stock, training or processes > 1)
+        if dtype == "auto":
+            stock = widened(stock)
     else:
         raise InputError(f"a model is a name, a folder or a transformers model, not {type(model).__name__}")
     if not hasattr(stock, "generate") or stock.get_output_embeddings() is None:
         raise InputError(f"{type(stock).__name__} is not a language model: it has no head to write tokens with")
     if stock.config.is_encoder_decoder:
-        if exact == "bits":
-            raise InputError("encoder-decoders cannot promise the same bits yet; leave exact out")
         encoding = SeqTarget(stock)
         if stock is not model:
             sizes.try_out(encoding, model)
         return encoding
     target = HFTarget(stock)
     target.mark = mark
-    target.native = None if own is None else compiled.forward_of(target, own)
     if stock is not model and processes == 1:
         sizes.try_out(target, model)
     if not target.family.proved:
         ensure(target)
-    if target.native is not None and not ensure_native(target):
-        target.native = None
-    if target.native is not None:
-        return target
-    products.pack(stock)  # not before: compiled passes have weights of their own
-    if alone and stock is not model:
-        products.order(stock)
-    settle(target, exact)
     return target
 
 
-def target_of(model: PreTrainedModel, exact: str = "auto") -> Target:
+def target_of(model: PreTrainedModel) -> Target:
     """The target of a transformers model in memory, which keeps its precision and place: in native passes where they
     serve it, else in its own forward. Its weights may change; see `module.py`.
 
@@ -113,24 +95,21 @@ def target_of(model: PreTrainedModel, exact: str = "auto") -> Target:
     try:
         target = ModuleTarget(model)
     except InputError:
-        return load_target(model, exact=exact)
-    return target if ensure_native(target) else load_target(model, exact=exact)
+        return load_target(model)
+    return target if ensure_native(target) else load_target(model)
 
 
-def widened(stock: Any, whole: bool = False) -> Any:
+def widened(stock: Any) -> Any:
     """The model in float32, if this processor has no products in 16 bits and memory allows it; else as it is.
 
     Without them torch multiplies 16-bit matrices row by row: a pass over 16 nodes of SmolLM2 takes eight times as long
-    as one over a single node. The weights stay in 16 bits where that can be had (`nets/products.py`), unless they are
-    wanted `whole`: for gradients, or for several processes.
+    as one over a single node.
     """
     if stock.device.type != "cpu" or stock.dtype not in HALF or getattr(stock, "is_quantized", False):
         return stock
     if multiplies_halves() or 4 * stock.num_parameters() > MEMORY * physical_memory():
         return stock
-    kept = 0 if whole else products.halve(stock)
-    also = f", with {kept / 1e6:.0f} million of its weights kept in 16 bits" if kept else ""
-    logger.info("this processor has no products in %s, so the model computes in float32%s", stock.dtype, also)
+    logger.info("this processor has no products in %s, so the model computes in float32", stock.dtype)
     return stock.float()
 
 
@@ -154,7 +133,7 @@ def load_tokenizer(model: str | Path | Place | None, trust_remote_code: bool = F
     """The model's own tokenizer; None for a model in memory that came from nowhere. Raises InputError without one."""
     if not model:
         return None
-    place = gguf.settled(names.find(model))
+    place = names.find(model)
     if place.gguf:
         return gguf.read_tokenizer(Path(place.where) / place.gguf)
     hub.ensure(place.where, place.hint)
@@ -173,14 +152,12 @@ def from_pretrained(
     dtype "auto": the precision of the weights, but float32 for the demo's. device "auto": this process's GPU, where
     there is one. `processes`: how many hold the model together.
     """
-    place = gguf.settled(names.find(model))
+    place = names.find(model)
     dtype = place.dtype if dtype == "auto" else dtype
     if processes > 1:
         options = {**options, "distributed_config": spread.config_for(processes, device)}
         if place.gguf:
-            raise InputError(
-                f"{place.name} could not be kept converted, and a .gguf file as it is cannot be spread; make room"
-            )
+            raise InputError(f"{place.name} is a .gguf file, which cannot be spread; name a folder of safetensors")
     if place.gguf:
         stock, found = gguf.read(Path(place.where) / place.gguf, dtype)
     else:
@@ -285,13 +262,3 @@ def eos_of(model: Any, tokenizer: Any) -> frozenset[int]:
 def name_of(model: Any) -> str:
     """Where a transformers model came from; empty where it was made in memory."""
     return str(model.config._name_or_path or "")
-
-
-def record(target: Target, compile: bool | None, named: bool) -> None:
-    """Record passes over trees (`graphs.py`): at once if `compile` is True, after the first rounds if it is None and
-    the model was loaded by name. Raises InputError for an encoder-decoder that shall be compiled."""
-    if isinstance(target, HFTarget):
-        if compile or (compile is None and named):
-            target.compile(0 if compile else PATIENCE)
-    elif compile and isinstance(target, SeqTarget):
-        raise InputError("only decoder-only models can be compiled; leave compile out")

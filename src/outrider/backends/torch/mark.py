@@ -7,21 +7,17 @@ import hashlib
 import torch
 from torch import Tensor, nn
 
-from . import products
-
-MADE = products.HalfLinear, products.OrderedLinear  # layers that no longer hold the numbers of the file
-
 
 def mark_of(model: nn.Module) -> str:
     """16 hexadecimal digits, made of the names of all parameters and of 64 numbers of each, rounded to bfloat16: the
     same for bfloat16, float32 and float64.
 
-    Empty where that cannot be told: float16 loses small numbers, layers may hold other numbers for speed, and
-    parameters may lie elsewhere (on several processes, on a disk) or be tensors of a kind of their own.
+    Empty where that cannot be told: float16 loses small numbers, and parameters may lie elsewhere (on several
+    processes, on a disk) or be tensors of a kind of their own.
     """
     named = dict(model.named_parameters())
     plain = all(type(p.data) is Tensor and p.device.type != "meta" and p.dtype != torch.float16 for p in named.values())
-    if not plain or any(isinstance(module, MADE) for module in model.modules()):
+    if not plain:
         return ""
     found = hashlib.sha256()
     for name, p in named.items():

@@ -26,7 +26,6 @@ from ...params import InputError
 from .attention import passing
 from .cache import TreeCache
 from .carrier import carrying
-from .exact import Exactness
 from .padding import padded
 from .session import Companion, Pass, TreeSession, out
 from .turns import turn, without_cudnn
@@ -83,8 +82,7 @@ class SeqTarget(Target):
         if kind not in FAMILIES:
             raise InputError(f"{kind} is an encoder-decoder whose positions are not known for a tree; only T5 is")
         self.model, self.config, self.lock = model.eval(), model.config, RLock()
-        self.exactness: Exactness | None = None
-        self.separate, self.tensors = True, True
+        self.separate = self.tensors = True
         self.vocab = int(model.get_output_embeddings().weight.shape[0])
         self.context = 1 << 20  # distances beyond the last bucket share it: there is no last position
         self.hidden, self.layers = int(model.config.d_model), int(model.config.num_decoder_layers)
@@ -137,7 +135,7 @@ class SeqTarget(Target):
         session.companion = Encoded(sizes, mask, states, DynamicCache())
         start = torch.full((b, 1), self.start, device=device)
         output = session.pass_over(
-            Pass(start, None, start * 0, 0, session.there, prefix=0, level=True, least=0, bound=0, taps=taps)
+            Pass(start, None, start * 0, 0, session.there, prefix=0, level=True, bound=0, taps=taps)
         )
         session.advance([1] * b)
         yield Prefill(chain([[self.start]] * b, matrix=False), out(output), (True,) * b, [-1] * b)

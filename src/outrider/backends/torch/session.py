@@ -7,9 +7,9 @@ stand, and who sees whom. Targets (`hf.py`, `seq2seq.py`) turn it into their own
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -25,10 +25,6 @@ from .cache import TreeCache
 from .padding import additive
 from .tensors import TensorTree, array, tensor
 
-if TYPE_CHECKING:
-    from .exact import Exactness
-
-
 CHUNK = 512  # tokens of a prompt read per pass
 
 
@@ -43,19 +39,10 @@ class Pass:
     lengths: Int[Tensor, " b"]
     prefix: int  # committed slots of the longest row
     level: bool  # have all rows `prefix` committed slots?
-    least: int  # committed slots of the shortest row
     bound: int  # no position lies beyond this one
     ancestors: Bool[Tensor, "#b n n"] | None = None  # None: the first chunk of a prompt, plainly causal
     taps: tuple[int, ...] = ()
     asked: Int[Tensor, " k"] | None = None  # prompts: the places of a chunk whose logits are wanted
-    capacity: int = 0  # slots from one row of the cache to the next
-    added: int = 0  # tokens at the end that nobody reads
-    sizes: Int[Tensor, " b"] | None = None  # nodes of each row; what follows is padding. None: unknown
-
-    @property
-    def chunk(self) -> bool:
-        """Is it a chunk of prompts (whose slots are positions), not a tree?"""
-        return self.asked is not None
 
     @property
     def n(self) -> int:
@@ -126,12 +113,6 @@ class Pass:
         return text.scatter(2, here, own.expand(b, m, n))
 
 
-def _first(output: TargetOutput, nodes: int, chunk: bool) -> TargetOutput:
-    """The output without the nodes that were added to the pass; a chunk's logits are of asked places alone."""
-    features = {tap: states[:, :nodes] for tap, states in output.features.items()}
-    return TargetOutput(output.logits if chunk else output.logits[:, :nodes], features)
-
-
 def index(n: int, device: torch.device) -> Int[Tensor, " n"]:
     """0 .. n - 1, from a stock of such vectors."""
     return _arange(max(256, 1 << (n - 1).bit_length()), device)[:n]
@@ -167,7 +148,6 @@ class Runner(Protocol):
 
     device: str
     vocab: int
-    exactness: Exactness | None  # what its passes need so that drafts change no bit; None: equal up to rounding
 
     def read(
         self, session: TreeSession, prompts: Sequence[Sequence[int]], taps: tuple[int, ...]
@@ -231,12 +211,10 @@ class TreeSession(Session):
                 since=since,
                 lengths=self.there,
                 prefix=prefix,
-                level=(least := min(self.lengths)) == prefix,
-                least=least,
+                level=min(self.lengths) == prefix,
                 bound=prefix + tree.deepest,
                 ancestors=given.ancestors,
                 taps=taps,
-                sizes=given.size if given.tokens.shape[0] > 1 else None,
             )
         )
         return out(output)
@@ -244,19 +222,17 @@ class TreeSession(Session):
     @torch.no_grad()
     def pass_over(self, given: Pass) -> TargetOutput:
         """Aim the cache and run the model."""
-        cache, exact, read = self.cache, self.target.exactness, given.n - given.since
-        if exact is not None:
-            given = exact.padded(given)
+        cache = self.cache
         if given.ancestors is not None:
-            cache.reserve(given.view if exact is None else max(given.view, exact.extent(given)))
-            cache.view = given.view if exact is None else cache.capacity
+            cache.reserve(given.view)
+            cache.view = given.view
             cache.span = (given.prefix + given.since, given.n - given.since) if given.level else None
             if not given.level:
                 cache.slots = given.slots(cache.capacity)
-        output = self.target.run(self, replace(given, capacity=given.n if cache.fresh else cache.capacity))
+        output = self.target.run(self, given)
         if cache.fresh:
             cache.pack()
-        return output if given.n - given.since == read else _first(output, read, given.chunk)
+        return output
 
     def advance(self, counts: Sequence[int]) -> None:
         """So many more slots of every row are text from now on."""

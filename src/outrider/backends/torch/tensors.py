@@ -18,7 +18,6 @@ from torch import Tensor
 from ...core.protocols import Round, Target
 from ...core.types import Array, DraftTree, Rows
 from ...params import Rule, Sampling
-from ..native.workspace import Workspace
 from . import noise
 
 Device = torch.device | str
@@ -169,12 +168,6 @@ def tensor(x: Array | Tensor, device: Device = "cpu") -> Tensor:
     if x.dtype == np.uint16:
         return torch.from_numpy(x.view(np.int16)).view(torch.bfloat16).to(device)
     return torch.from_numpy(x if x.flags.writeable else x.copy()).to(device)
-
-
-def copied(workspace: Workspace, name: str, values: Tensor) -> Tensor:
-    """A copy in float32 in a buffer of a workspace, which a pass may change."""
-    room = torch.from_numpy(workspace.of(name, values.numel())[: values.numel()])
-    return room.copy_(values.flatten())
 
 
 def array(x: Tensor) -> Array:

@@ -156,8 +156,7 @@ class Own:
 
 
 def _compare(target: Target, model: Any, prompts: list[list[int]], paths: list[list[list[int]]]) -> tuple[float, float]:
-    """Largest differences over two rounds, of the tree and of the control, from the stock model; without one from the
-    target's own passes over one token."""
+    """Largest differences over two rounds, of the tree and of the control."""
     session = target.open(64)
     for _ in session.prefill(prompts):
         pass
@@ -275,7 +274,7 @@ def ensure(target: HFTarget | SeqTarget) -> None:
         kept.write(proofs / f"{_key(target, target.dtype)}.json", asdict(report))
 
 
-def ensure_native(target: HFTarget | NativeTarget) -> bool:
+def ensure_native(target: NativeTarget) -> bool:
     """Do native passes equal the stock model's own forward, and have the same bits with drafts as without? What passed
     is remembered for the configuration; what fails is logged."""
     proof = _proof(target)
@@ -284,9 +283,9 @@ def ensure_native(target: HFTarget | NativeTarget) -> bool:
     return _passed(validate(target), proof)
 
 
-def _proof(target: HFTarget | NativeTarget) -> Path:
+def _proof(target: NativeTarget) -> Path:
     """Where it is remembered that native passes are proved for this configuration."""
-    kinds = target.forward.weights.integers if isinstance(target, NativeTarget) else ()
+    kinds = target.forward.weights.integers
     ways = "-".join([_key(target, dtype_of(target)), target.kernels, *kinds])
     return kept.folder("validated") / f"{ways}.json"
 

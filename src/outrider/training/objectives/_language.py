@@ -51,7 +51,7 @@ class LanguageObjective(NetworkObjective):
         self.view = None if net.config.model_type in ssm.KINDS else HFTarget(net)
         self.before = list(getattr(net.config, "outrider_stages", ()))
         ids = vocabulary.ids_named(net)
-        self.teacher = _heads.rows(target, ids, learning=True)
+        self.teacher = _heads.rows(target, ids)
         self.register_buffer("ids", ids, persistent=False)
         self.register_buffer("places", None if ids is None else vocabulary.places_of(ids, target.vocab), False)
 

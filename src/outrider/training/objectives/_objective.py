@@ -114,7 +114,7 @@ class TrimmedObjective(NetworkObjective):
     def _read_vocabulary(self) -> None:
         target, ids = self.target, self.net.ids()
         ids = None if ids is None or len(ids) == target.vocab else ids
-        self.head = _heads.rows(target, ids, learning=True)
+        self.head = _heads.rows(target, ids)
         places = None if ids is None else vocabulary.places_of(ids, target.vocab)
         self.register_buffer("places", places, persistent=False)
 

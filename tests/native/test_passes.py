@@ -1,4 +1,4 @@
-"""The compiled pass: the stock model's logits up to rounding, and the same bits with drafts as without."""
+"""Native passes: the stock model's logits up to rounding, and the same bits with drafts as without."""
 
 from __future__ import annotations
 
@@ -6,28 +6,26 @@ import copy
 from pathlib import Path
 from typing import Any
 
-import bits
 import numpy as np
 import pytest
 import torch
-from bits import opened, plain, text_of, trees_differ
+from bits import mixed, opened, plain, text_of, trees_differ
 from small import build, tree_of
 from torch import Tensor
 
 import outrider
 from outrider import drafters
-from outrider.backends.native import grow
+from outrider.backends.native import grow, passes
 from outrider.backends.native import library as native
 from outrider.backends.native.drafts import Pairs
-from outrider.backends.torch import HFTarget, load, load_target
-from outrider.backends.torch.compiled import forward_of, weights_of
-from outrider.backends.torch.kernel_blocks import reads
+from outrider.backends.native.target import NativeTarget
+from outrider.backends.torch import HFTarget, load
+from outrider.backends.torch.module import ModuleTarget
 from outrider.backends.torch.tensors import array, tensor
 from outrider.backends.torch.validate import validate
 from outrider.core.tree import chain
 from outrider.core.types import Array
-from outrider.drafters import _weights, eagle
-from outrider.drafters import model as draft_model
+from outrider.drafters import _eagle as eagle
 from outrider.nets.kv_cache import KVCache
 from outrider.nets.layer import LayerShape
 
@@ -47,17 +45,13 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def made(name: str = "llama", dtype: torch.dtype = HALF, **more: Any) -> HFTarget:
-    """A tiny random model whose passes are compiled."""
+def made(name: str = "llama", dtype: torch.dtype = HALF, **more: Any) -> NativeTarget:
+    """A tiny random model."""
     sizes = {**SIZES, **KINDS[name], **more}
     if not name.startswith(("qwen3", "mistral", "llama", "smollm3")):
         sizes.pop("head_dim")
         sizes["hidden_size"] = 128
-    target = load_target(build(name, dtype, **sizes), native=True)
-    assert isinstance(target, HFTarget)
-    assert target.native is not None
-    assert target.exact == "bits"
-    return target
+    return ModuleTarget(build(name, dtype, **sizes))
 
 
 @pytest.mark.parametrize("dtype", [HALF, WHOLE])
@@ -76,18 +70,13 @@ def test_every_family_equals_its_stock_forward_and_keeps_its_bits(name: str, dty
 def test_many_queries_of_one_key_head(heads: int, groups: int, width: int) -> None:
     """More than tiles take at once, and more than one go takes; other widths."""
     sizes = {"num_attention_heads": heads, "num_key_value_heads": groups, "head_dim": width, "hidden_size": 16 * heads}
-    target = HFTarget(build("llama", HALF, **{**SIZES, **sizes}))
-    own = weights_of(target.model)
-    assert own is not None
-    target.native = forward_of(target, own)
+    target = ModuleTarget(build("llama", HALF, **{**SIZES, **sizes}))
     assert trees_differ(target, [text_of(1, 108), text_of(2, 46)], [76, 14], deep=6) == 0
 
 
 @pytest.mark.usefixtures("avx2")
 @torch.no_grad()
 def test_the_same_on_processors_without_avx512() -> None:
-    if reads(native.library("bfloat16", "bfloat16")) == 8 and "-march=native" in native.FLAGS:
-        pytest.skip("this processor's own code is that of one without AVX-512")
     for dtype in (HALF, WHOLE):
         target = made("qwen3", dtype)
         assert validate(target).verdict == "PASS bits", dtype
@@ -97,27 +86,11 @@ def test_the_same_on_processors_without_avx512() -> None:
 
 @torch.no_grad()
 def test_weights_of_16_bits_beside_float32() -> None:
-    """As on processors without products of bfloat16: the model is widened, its 16-bit weights are what a pass reads."""
-    model = build("llama", HALF, **SIZES)
-    own = weights_of(model, move=True)
-    assert own is not None
-    target = HFTarget(model.float())
-    target.native = forward_of(target, own)
-    assert target.native is not None
-    assert target.native.kept == WHOLE
+    """As on processors without products of bfloat16."""
+    target = mixed(build("llama", HALF, **SIZES))
+    assert (target.precision, target.halves) == ("float32", True)
     assert validate(target).verdict == "PASS bits"
     assert trees_differ(target, [text_of(1, 108), text_of(2, 46)], [76, 14], deep=6) == 0
-
-
-@torch.no_grad()
-def test_a_draft_model_reads_its_own_16_bits_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beside a target that does; beside one of float32 it is of float32 as well."""
-    build("llama", HALF, vocab_size=97, hidden_size=64, intermediate_size=96, head_dim=32).save_pretrained(tmp_path)
-    monkeypatch.setattr(load, "multiplies_halves", lambda: False)
-    for halves, kind in ((True, HALF), (False, WHOLE)):
-        drafter: Any = draft_model.load(bits.compiled(97, WHOLE, halves), path=str(tmp_path))
-        draft = drafter.model
-        assert (draft.dtype, draft.native.kept, draft.native.weights.dtype) == (WHOLE, WHOLE, kind)
 
 
 @torch.no_grad()
@@ -127,7 +100,7 @@ def test_a_pass_is_as_near_to_the_truth_as_the_stock_forward() -> None:
     ids = torch.tensor([text_of(5, 90)])
     right = truth(ids).logits[0, -1]
     stock = (model(ids).logits[0, -1] - right).abs().mean()
-    ours = (opened(load_target(model, native=True), ids.tolist())[1][0] - right).abs().mean()
+    ours = (opened(ModuleTarget(model), ids.tolist())[1][0] - right).abs().mean()
     assert ours < stock
 
 
@@ -150,9 +123,7 @@ def test_padding_is_not_computed() -> None:
     tree = tree_of([[5], [6, 7, 8, 9, 10], [11, 12, 13]], [[0], [0, 0, 1, 1, 3], [0, 0, 0]])
     session = opened(target, [text_of(1, 70), text_of(2, 9), text_of(3, 40)])[0]
     logits = session.forward(tree).logits
-    forward = target.native
-    assert forward is not None
-    starts = forward.workspace.buffers["row starts"][:4].tolist()
+    starts = target.forward.workspace.buffers["row starts"][:4].tolist()
     assert starts == [0, 1, 6, 9]
     for row, prompt in enumerate((text_of(1, 70), text_of(2, 9), text_of(3, 40))):
         size = int(tree.size[row])
@@ -184,7 +155,7 @@ def test_nodes_that_were_read_before_and_embeddings_that_are_given() -> None:
     session = opened(target, [text_of(1, 70)])[0]
     whole = session.forward(tree).logits
     assert np.array_equal(session.forward(tree, since=2).logits, whole[:, 2:])
-    assert np.array_equal(session.forward(tree, embeds=target.embed(tensor(tree.tokens))).logits, whole)
+    assert np.array_equal(session.forward(tree, embeds=target.embed(tree.tokens)).logits, whole)
 
 
 @torch.no_grad()
@@ -215,9 +186,7 @@ def test_without_a_compiler_models_run_as_before(monkeypatch: pytest.MonkeyPatch
     try:
         with monkeypatch.context() as without:
             without.setenv("CC", "no-such-compiler")
-            target = load_target(model, native=True)
-            assert isinstance(target, HFTarget)
-            assert target.native is None
+            assert isinstance(load.target_of(model), HFTarget)
         with monkeypatch.context() as broken:  # a compiler that fails says so, once
             broken.setenv("OUTRIDER_CACHE", str(tmp_path))
             broken.setattr(native, "FLAGS", ("-no-such-flag",))
@@ -235,9 +204,7 @@ def test_without_a_compiler_models_run_as_before(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("name", ["gemma", "phi"])
 def test_other_layers_are_left_to_their_own_code(name: str) -> None:
-    target = load_target(build(name, HALF), native=True)
-    assert isinstance(target, HFTarget)
-    assert target.native is None
+    assert isinstance(load.target_of(build(name, HALF)), HFTarget)
 
 
 def test_models_by_name_are_compiled_unless_asked_otherwise() -> None:
@@ -259,9 +226,8 @@ def test_a_drafter_steps_as_its_network_does(dtype: torch.dtype) -> None:
     name = str(dtype).removeprefix("torch.")
     code = native.library(name, name)
     assert code is not None
-    quick = grow.eagle(
-        code, grow.EagleParts(_weights.arrays(net), shape, "layers.0.", False, array(head), array(table), None)
-    )
+    weights = {name: array(x) for name, x in net.state_dict().items()}
+    quick = grow.eagle(code, grow.EagleParts(weights, shape, "layers.0.", False, array(head), array(table), None))
     assert quick is not None
     features, tokens = torch.randn(2, 5, 64).to(dtype), [[5, 6, 7, 8, 9], [96, 0, 50, 1, 2]]
     pairs = torch.cat([table[torch.tensor(tokens)], features], -1)
@@ -317,14 +283,15 @@ def test_drafters_of_a_compiled_target_are_compiled(spec: str) -> None:
 
 def test_features_of_padding_are_zeros(monkeypatch: pytest.MonkeyPatch) -> None:
     """They reach the caches of drafters, whose masks hide them, but would hide no NaN."""
-    empty = torch.empty
+    empty = passes.aligned
 
-    def poisoned(*size: Any, **how: Any) -> Tensor:
-        found = empty(*size, **how)
-        return found.fill_(torch.nan) if found.is_floating_point() else found
+    def poisoned(shape: Any, dtype: Any = np.float32) -> Array:
+        made = empty(shape, dtype)
+        made.view(np.uint8).fill(0xFF)  # NaN in every precision
+        return made
 
     target = made()
-    monkeypatch.setattr(torch, "empty", poisoned)
+    monkeypatch.setattr(passes, "aligned", poisoned)
     session = target.open(64)
     (prompts,) = session.prefill([text_of(1, 20), text_of(2, 7)], (1, -1))
     drafts = tree_of([[5, 6, 7, 8], [9]], [[0, 0, 1, 1], [0]])

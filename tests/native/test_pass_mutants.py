@@ -1,4 +1,4 @@
-"""Compiled passes that are wrong in their order of summing alone: right up to rounding, and caught all the same."""
+"""Native passes that are wrong in their order of summing alone: right up to rounding, and caught all the same."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from small import build
 from wrong_code import mutated
 
 from outrider.backends.native import library as native
-from outrider.backends.torch import HFTarget
-from outrider.backends.torch.compiled import forward_of, weights_of
+from outrider.backends.torch.module import ModuleTarget
 from outrider.backends.torch.validate import validate
 
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 32, "max_position_embeddings": 2048}
@@ -89,10 +88,7 @@ def test_mutants_are_caught(
         pytest.skip("this processor has no tiles")
     sizes = SIZES if dtype == WHOLE else {**SIZES, "intermediate_size": 1024, "head_dim": 256}
     with mutated(monkeypatch, tmp_path, file, line, wrong):
-        target = HFTarget(build("llama", dtype, **sizes))
-        own = weights_of(target.model)
-        assert own is not None, "the mutant compiles"
-        target.native = forward_of(target, own)
+        target = ModuleTarget(build("llama", dtype, **sizes))
         report = validate(target)
         assert report.worst < report.allowed
         assert trees_differ(target, [text_of(1, 108), text_of(2, 46)], [76, 14], deep=6) > 0

@@ -1,0 +1,137 @@
+"""Weights in blocks: read as they lie, with the bits of the numbers that they are; and in twelve bits."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from bits import opened, text_of, trees_differ
+from gguf_files import write
+from small import BASE
+from transformers import LlamaConfig, LlamaForCausalLM
+from wrong_code import mutated
+
+from outrider.backends.native import library as native
+from outrider.backends.native.abi import PLAIN, ffi
+from outrider.backends.native.target import NativeTarget, load
+from outrider.backends.native.weights import Matrix
+from outrider.backends.torch import gguf
+from outrider.backends.torch.module import ModuleTarget
+from outrider.core.tree import chain
+
+SIZES = {
+    "vocab_size": 97, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 2, "num_key_value_heads": 1,
+    "max_position_embeddings": 2048, "bos_token_id": 1, "eos_token_id": 1,
+}  # fmt: skip
+READ = {  # how sixteen lanes read them; eight lanes read the first three so, and the others in twelve bits
+    "Q4_0": "Q4", "Q4_1": "Q4", "Q8_0": "Q8", "Q5_0": "Q5", "Q5_1": "Q5", "Q2_K": "Q3K", "Q3_K": "Q3K",
+    "Q4_K": "Q4K", "Q5_K": "Q5K", "Q6_K": "Q6K", "IQ4_NL": "IQ4", "IQ4_XS": "IQ4K",
+}  # fmt: skip
+
+
+@pytest.fixture(params=["own", "avx2"], autouse=True)
+def lanes(request: pytest.FixtureRequest) -> int:
+    """This processor, and one without AVX-512: for how many lanes its code reads blocks."""
+    code = native.library("bfloat16", "bfloat16")
+    if code is None:
+        pytest.skip("native passes want a compiler and an x86 processor with AVX2")
+    if request.param == "avx2":
+        request.getfixturevalue("avx2")
+        code = native.library("bfloat16", "bfloat16")
+        assert code is not None
+    elif not code.block_lanes:
+        pytest.skip("with AVX-512, blocks are read where it multiplies bfloat16")
+    return int(code.block_lanes)
+
+
+def model(**more: Any) -> LlamaForCausalLM:
+    torch.manual_seed(1)
+    return LlamaForCausalLM(LlamaConfig(**{**BASE, **SIZES, **more})).eval()
+
+
+@pytest.fixture(scope="module")
+def wide() -> LlamaForCausalLM:
+    """Wide enough for blocks of 256."""
+    return model(hidden_size=256, intermediate_size=512, num_attention_heads=4, num_key_value_heads=2)
+
+
+def kinds(target: NativeTarget) -> list[int]:
+    """Of all matrices of the pass."""
+    return [one.kind for one in target.forward.weights.kept if isinstance(one, Matrix)]
+
+
+def equal(target: NativeTarget, plain: NativeTarget) -> None:
+    """Their bits: of prompts, of one text with 1 to 9 nodes, and of trees in a batch."""
+    assert set(kinds(plain)) == {PLAIN}
+    prompts = [text_of(1, 150), text_of(2, 30)]
+    assert torch.equal(opened(target, prompts)[1], opened(plain, prompts)[1])
+    for nodes in range(1, 10):
+        (session, _), (other, _) = opened(target, prompts[:1]), opened(plain, prompts[:1])
+        tree = chain([text_of(3, nodes)])
+        assert np.array_equal(session.forward(tree).logits, other.forward(tree).logits)
+    assert trees_differ(target, [text_of(1, 108), text_of(2, 46)], [76, 14], deep=6) == 0
+
+
+@pytest.mark.parametrize("kind", READ)
+@torch.no_grad()
+def test_a_pass_reads_a_files_blocks_and_has_the_same_bits(tmp_path: Path, wide: Any, kind: str, lanes: int) -> None:
+    file = write(tmp_path / "m.gguf", wide, kind)
+    target = load(file, "bfloat16")
+    own = READ[kind] if lanes == 16 or kind in ("Q4_0", "Q4_1", "Q8_0") else "BF12"
+    assert set(kinds(target)) == {ffi.integer_const(own)}
+    equal(target, ModuleTarget(gguf.read(file, "bfloat16")[0]))
+
+
+@torch.no_grad()
+def test_a_pass_reads_twelve_bits_and_has_the_same_bits(tmp_path: Path, lanes: int) -> None:
+    """Where the code has eight lanes, of any bfloat16 weights, also where numbers are far from the others."""
+    if lanes != 8:
+        pytest.skip("twelve bits are read in eight lanes")
+    one = copy.deepcopy(model()).bfloat16()
+    for layer in one.model.layers:  # a block of a few rows
+        layer.self_attn.o_proj.weight[7:18, 32:64] *= 2.0**-40
+    one.save_pretrained(tmp_path)
+    target = load(tmp_path, "bfloat16")
+    assert set(kinds(target)) == {ffi.integer_const("BF12")}
+    equal(target, ModuleTarget(LlamaForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)))  # casts round RoPE
+    one.model.layers[0].mlp.up_proj.weight.view(torch.int16).random_(0x0080, 0x7F00)  # no two share upper bytes
+    one.save_pretrained(tmp_path)
+    assert sorted(set(kinds(load(tmp_path, "bfloat16")))) == [PLAIN, ffi.integer_const("BF12")]
+
+
+MUTANTS = {
+    "a row has another's numbers": {
+        16: (
+            "first = w_and(w_shift_right(words, 4 * r)",
+            "first = w_and(w_shift_right(words, 4 * (3 - r))",
+        ),
+        8: ("own = row % 2 ?", "own = row % 2 == 0 ?"),
+    },
+    "a minimum is its neighbour's": {
+        16: ("weight_table(shape, 0, scales + 2 * r)", "weight_table(shape, 0, scales + (2 * r + 2) % 8)"),
+        8: ("v_set1(scales[2 * row + 1])", "v_set1(scales[(2 * row + 3) % 8])"),
+    },
+    "halfway numbers are rounded up": {
+        8: (
+            "return v_sub(x, v_mul(x, v_set1(1.0f - 1.0f / ENLARGED)));",
+            "return v_mul(v_set1(1.0f / ENLARGED), (vec_t)(((ints_t)x + 0x8000) & (int32_t)0xffff0000));",
+        ),
+    },
+}
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_code_that_reads_other_numbers_is_not_used(
+    mutant: str, tmp_path: Path, wide: Any, monkeypatch: pytest.MonkeyPatch, lanes: int
+) -> None:
+    if lanes not in MUTANTS[mutant]:
+        pytest.skip("this processor rounds by itself")
+    line, wrong = MUTANTS[mutant][lanes]
+    file, blocks = write(tmp_path / "m.gguf", wide, "Q4_1"), ffi.integer_const("Q4")
+    assert set(kinds(load(file, "bfloat16"))) == {blocks}
+    with mutated(monkeypatch, tmp_path, f"formats/open{lanes}.h", line, wrong):
+        assert kinds(load(file, "bfloat16")).count(blocks) < len(kinds(load(file, "bfloat16")))
