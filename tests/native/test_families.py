@@ -90,6 +90,25 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], str]] = {
         "falcon-rotary", {**ALONE, "multi_query": False, "parallel_attn": False, "bias": True}, "",
     ),
 }  # fmt: skip
+SPLIT = {"head_dim": None, "intermediate_size": 100}  # heads of 24, where nothing else is said
+# The same with heads and MLPs whose widths are no multiples of 32, which are padded.
+PADDED: dict[str, tuple[str, dict[str, Any], str]] = {
+    "llama of 8": ("llama", {"head_dim": 8, "intermediate_size": 36}, "llama"),
+    "llama of 48": ("llama", {**SPLIT, "hidden_size": 192, "attention_bias": True, "mlp_bias": True}, ""),
+    "qwen3 of 48": ("qwen3", {"head_dim": 48}, "qwen3"),
+    "phi of 80": (
+        "phi", {**SPLIT, "hidden_size": 160, "num_attention_heads": 2, "num_key_value_heads": None}, "phi2",
+    ),
+    "phi of 80, normed": ("phi", {"hidden_size": 160, "num_attention_heads": 2, "qk_layernorm": True, **SPLIT}, ""),
+    "stablelm of 24": ("stablelm", {**SPLIT, "qk_layernorm": True}, "stablelm"),
+    "phi3 of 24": ("phi3", SPLIT, "phi3"),
+    "olmo2 of 24": ("olmo2", SPLIT, "olmo2"),
+    "cohere of 24": ("cohere", {**SPLIT, "use_qk_norm": True}, "command-r"),
+    "gpt2 of 24": ("gpt2", {**ALONE, "hidden_size": 96, "n_inner": 100}, "gpt2"),
+    "gpt_neox of 24": ("gpt_neox", {**SPLIT, "num_key_value_heads": None}, "gptneox"),
+    "falcon of 24": ("falcon-rotary", {**ALONE, "hidden_size": 96}, "falcon"),
+}  # fmt: skip
+FAMILIES |= PADDED
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 pytestmark = pytest.mark.skipif(
@@ -212,6 +231,8 @@ def test_a_quantised_gguf_is_the_stock_model_of_its_numbers(tmp_path: Path, name
         wide["head_dim"] = 64
     if name == "phi3-longrope":  # whose factors are of heads of 32
         wide["num_attention_heads"] = 8
+    if name in PADDED:  # to heads of 8, or those of the name
+        wide["num_attention_heads"] = 32
     file = write(tmp_path / "m.gguf", family(name, torch.float32, **wide), kind, arch=FAMILIES[name][2])
     equal(load(file, "bfloat16"), load(saved(gguf.read(file, "bfloat16")[0], tmp_path / "folder"), "bfloat16"))
 
@@ -337,6 +358,15 @@ def test_every_option_is_needed(
     files.__dict__["description"] = change(made)
     assert files.description != made, option
     assert apart(NativeTarget(files), expected, text(1, 100)) > 1e-3
+
+
+@pytest.mark.parametrize("name", ["qwen3 of 48", "phi of 80, normed", "stablelm of 24", "olmo2 of 24"])
+def test_the_padding_of_heads_is_not_in_the_means_of_their_norms(tmp_path: Path, name: str) -> None:
+    """The control: where it is, logits are far off."""
+    model, expected = reference(name)
+    target = load(saved(model, tmp_path))
+    target.forward.weights.model.unpadded_head_dim = 0
+    assert apart(target, expected, text(1, 100)) > 1e-3
 
 
 def test_configs_of_transformers_4(tmp_path: Path) -> None:

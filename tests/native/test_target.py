@@ -310,7 +310,7 @@ def changed(folder: Path, **values: Any) -> Path:
         ({"mlp_bias": True}, "lack 9 tensors, model.layers.0.mlp.down_proj.bias among them"),
         ({"hidden_size": -3}, "hidden_size is -3, not a positive whole number"),
         ({"hidden_size": "x"}, "hidden_size is 'x', not a positive whole number"),
-        ({"hidden_size": 72}, "are not multiples of 32"),
+        ({"hidden_size": 72}, "hidden sizes that are multiples of 32, not 72"),
         ({"num_hidden_layers": 1 << 40}, "num_hidden_layers"),
         ({"num_hidden_layers": 4}, "lack 13 tensors, model.layers.3.input_layernorm.weight among them"),
         ({"vocab_size": 98}, "embed_tokens.weight is [97, 64], not [98, 64]; fetch both again"),

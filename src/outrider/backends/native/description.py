@@ -46,6 +46,13 @@ class Experts:
     alpha: float = 0.0
     limit: float = 0.0
 
+    def padded(self, name: str) -> tuple[int, int]:
+        """After how many rows and columns of one of its parameters passes have padding, up to the next multiple of 32;
+        0: nowhere."""
+        width = self.shared if "shared_expert." in name else self.intermediate
+        rows = name.split(".")[-2] in ("gate_proj", "up_proj")
+        return (width if rows else 0), (width if ".down_proj." in name else 0)
+
     def shapes(self, at: str, hidden: int) -> Iterator[tuple[str, tuple[int, ...]]]:
         """Names and shapes of its parameters; each expert has matrices of its own, named as Qwen's are."""
         router = list(_linear(f"{at}{self.router}", self.count, hidden, self.biases))
@@ -212,6 +219,16 @@ class Description:
     def experts(self) -> Experts | None:
         """Those of the layers that have experts, which are alike."""
         return next((layer.experts for layer in self.layers if layer.experts is not None), None)
+
+    def padded_rows(self, part: str) -> int:
+        """After how many rows of a part passes have padding, up to the next multiple of 32; 0: nowhere."""
+        if part in ("q", "k", "v", "q_norm", "k_norm"):
+            return self.head_dim
+        return self.intermediate if part in ("gate", "up") else 0
+
+    def padded_columns(self, part: str) -> int:
+        """The same of columns."""
+        return {"o": self.head_dim, "down": self.intermediate}.get(part, 0)
 
     def _heads(self, part: str) -> int:
         """How many heads' weights a matrix of queries or keys, or their norm, has."""

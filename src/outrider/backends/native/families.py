@@ -11,12 +11,11 @@ from typing import Any
 
 from ...core.types import Array
 from ...params import InputError
-from .abi import MAX_HEAD_DIM
+from .abi import BLOCK_WEIGHTS, MAX_HEAD_DIM
 from .description import ALL_HEADS, EACH_HEAD, Description, Experts, LayerOptions, Names
 from .rope import Rope
 
 MXFP4 = "gpt_oss", "mxfp4"  # whose experts are kept so
-WIDTHS = 32  # what widths are multiples of
 MOST, MOST_LAYERS = 1 << 31, 1 << 16
 ACTIVATIONS = {
     "silu": "SILU", "swish": "SILU", "gelu": "GELU", "gelu_python": "GELU", "gelu_pytorch_tanh": "GELU_TANH",
@@ -44,9 +43,10 @@ def describe(config: Mapping[str, Any], factors: Array | None = None) -> Descrip
         InputError: the family or an option of it is not supported, or a value is missing or makes no sense.
     """
     made = read(config, factors)
-    sizes = made.hidden, made.intermediate, made.head_dim
-    if any(size % WIDTHS for size in sizes) or made.head_dim > MAX_HEAD_DIM:
-        raise InputError(f"its widths {sizes} are not multiples of {WIDTHS}, or a head is wider than {MAX_HEAD_DIM}")
+    if made.hidden % BLOCK_WEIGHTS:
+        raise InputError(f"native passes support hidden sizes that are multiples of {BLOCK_WEIGHTS}, not {made.hidden}")
+    if made.head_dim > MAX_HEAD_DIM:
+        raise InputError(f"native passes support heads of at most {MAX_HEAD_DIM} elements, not {made.head_dim}")
     return made
 
 
@@ -163,8 +163,6 @@ class Values:
         made = Experts(count, top_k, inner, normalised, **options)
         if not top_k <= count <= hidden:
             raise InputError(f"{top_k} of {count} experts cannot be chosen in layers of width {hidden}")
-        if inner % WIDTHS or made.shared % WIDTHS:
-            raise InputError(f"the widths of its experts, {inner} and {made.shared}, are not multiples of {WIDTHS}")
         return made
 
     def rope(self, kind: str = "", theta: str = "rope_theta", plain: bool = False) -> dict[str, Any]:

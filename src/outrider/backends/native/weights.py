@@ -30,6 +30,7 @@ from .checkpoint import Checkpoint
 from .description import ALIKE, ALL_HEADS, EACH_HEAD, MATRICES, MLP, NORMS, Description, Place
 from .files import KINDS, SAFETENSORS, Tensor
 from .model import Parameter, picked
+from .padding import Padded, padded, padded_size, padded_width
 from .pages import aligned, stretch
 
 SAMPLE = 4  # fours of rows of a matrix that are compared
@@ -162,8 +163,8 @@ def numbers(
     count, kind = tensor.shape[0] if place is None else len(place), np.uint16 if halves else np.float32
     made = aligned((count, width), kind) if to is None else to.view(kind).reshape(count, width)
     workers = workers or (1 if count * width < 1 << 16 else threads())
-    arguments = address(place), address(made), int(halves), workers
-    done = code.dequantise(tensor.kind.number, address(tensor.data), count, width, *arguments)
+    data, arguments = tensor.data, (address(place), address(made), int(halves), workers)
+    done = code.dequantise(tensor.kind.number, address(data), count, width, *arguments)
     assert done == count, "the checkpoint has been asked whether its kinds are supported"
     return made
 
@@ -290,14 +291,36 @@ class _Loader:
         place = self.made.place(layer, part)
         assert place is not None
         one = self.parameters[place.names[0]]
-        return picked(replace(one, transposed=one.transposed ^ self.made.names.transposed), place.rows)
+        one = picked(replace(one, transposed=one.transposed ^ self.made.names.transposed), place.rows)
+        return self.padded(one, self.made.padded_rows(part), self.made.padded_columns(part))
+
+    def padded(self, one: Parameter, rows: int, columns: int) -> Parameter:
+        """A matrix with zeros after every so many rows and columns (0: nowhere). In blocks it stays where only whole
+        rows are added, else it becomes numbers."""
+        shape = padded_size(one.shape[0], rows), padded_size(one.shape[1], columns)
+        if shape == one.shape:
+            return one
+
+        def rows_as_stored() -> Array:
+            own = one.tensor.rows if one.order is None else one.tensor.rows[one.order]
+            return padded(own, rows).reshape(-1)
+
+        def as_numbers() -> Array:
+            made = padded(padded(numbers(self.code, one, self.halves), rows), columns, 1)
+            return made.reshape(-1).view(np.uint8)
+
+        stored = columns == 0 and not one.transposed and not one.shift
+        kind = one.tensor.kind if stored else SAFETENSORS["BF16" if self.halves else "F32"]
+        return Parameter(one.name, Padded(one.tensor, kind, shape, rows_as_stored if stored else as_numbers))
 
     def sizes(self, model: Struct) -> None:
         """Sizes and options of all layers."""
         made = self.made
-        for name in ("hidden", "intermediate", "heads", "kv_heads", "head_dim", "vocab", "eps", "rotary_dim",
-                     "residual_scale", "logit_scale", "score_cap", "logit_cap"):  # fmt: skip
+        for name in ("hidden", "heads", "kv_heads", "vocab", "eps", "rotary_dim", "residual_scale", "logit_scale",
+                     "score_cap", "logit_cap"):  # fmt: skip
             setattr(model, name, getattr(made, name))
+        model.head_dim, model.unpadded_head_dim = padded_width(made.head_dim), made.head_dim
+        model.intermediate = padded_width(made.intermediate)
         model.attention_scale = made.attention_scale or made.head_dim**-0.5
         scale = np.array([made.embedding_scale], np.float32)
         model.embedding_scale = float(widened(rounded(scale))[0] if made.rounds_scale and self.halves else scale[0])
@@ -306,17 +329,18 @@ class _Loader:
             model.head_bias = self.vector(f"{made.names.head}.bias")
         if (experts := made.experts) is not None:
             model.experts, model.top_k = experts.count, experts.top_k
-            model.expert_intermediate, model.shared_intermediate = experts.intermediate, experts.shared
+            model.expert_intermediate = padded_width(experts.intermediate)
+            model.shared_intermediate = padded_width(experts.shared)
 
     def fill(self, layer: Struct, i: int) -> None:
         """Write a layer's norms, biases and options."""
         made, options = self.made, self.made.layers[i]
         for part in NORMS:
             if (place := made.place(i, part)) is not None:
-                self.norm(getattr(layer, part), place, made.place(i, part, "bias"))
+                self.norm(getattr(layer, part), place, made.place(i, part, "bias"), made.padded_rows(part))
         for part in MATRICES:
             if (place := made.place(i, part, "bias")) is not None:
-                setattr(layer, f"{part}_bias", self.vector(place))
+                setattr(layer, f"{part}_bias", self.vector(place, width=made.padded_rows(part)))
         if "sinks" in made.names.layer:
             layer.sinks = self.vector(f"{made.names.layers}{i}.{made.names.layer['sinks']}")
         layer.window, layer.rope, layer.parallel = options.window, options.rope, int(made.parallel)
@@ -324,11 +348,11 @@ class _Loader:
 
     def mixtures(self) -> list[Parameter]:
         """The matrices of all experts, and of what chooses them."""
-        shapes = [
-            shape for i, options in enumerate(self.made.layers) if options.experts is not None
-            for shape in options.experts.shapes(self.made.mixture(i), self.made.hidden)
+        return [
+            self.padded(self.parameters[name], *options.experts.padded(name))
+            for i, options in enumerate(self.made.layers) if options.experts is not None
+            for name, shape in options.experts.shapes(self.made.mixture(i), self.made.hidden) if len(shape) > 1
         ]  # fmt: skip
-        return [self.parameters[name] for name, shape in shapes if len(shape) > 1]
 
     def mixture(self, layer: Struct, i: int, matrices: Mapping[str, Struct]) -> None:
         """Write a layer's `Experts`, where it has them."""
@@ -346,7 +370,8 @@ class _Loader:
             self.kept.append(ffi.new("Matrix[]", [matrices[f"{name}.weight"] for name in names]))
             setattr(made, part, self.kept[-1])
             if own.biases:
-                setattr(made, f"{part}_bias", self.vector(Place(tuple(f"{name}.bias" for name in names))))
+                place, width = Place(tuple(f"{name}.bias" for name in names)), own.padded(names[0] + ".bias")[0]
+                setattr(made, f"{part}_bias", self.vector(place, width=width))
             if own.shared:
                 setattr(made, f"shared_{part}", matrices[f"{at}shared_expert.{part}_proj.weight"])
         if own.shared:
@@ -354,20 +379,21 @@ class _Loader:
         self.kept.append(made)
         layer.experts = made
 
-    def norm(self, norm: Struct, weight: Place | str, bias: Place | str | None) -> None:
-        """Write a norm's structure."""
-        norm.weight = self.vector(weight, self.made.norm_offset)
+    def norm(self, norm: Struct, weight: Place | str, bias: Place | str | None, width: int = 0) -> None:
+        """Write a norm's structure; `width`: see `vector`."""
+        norm.weight = self.vector(weight, self.made.norm_offset, width)
         if bias:
-            norm.bias = self.vector(bias)
+            norm.bias = self.vector(bias, width=width)
         norm.kind = ffi.integer_const("LAYER_NORM" if self.made.layer_norm else "RMS_NORM")
 
-    def vector(self, place: Place | str, offset: float = 0.0) -> Any:
-        """The address of the numbers of a place, or of a whole parameter, each with this offset."""
+    def vector(self, place: Place | str, offset: float = 0.0, width: int = 0) -> Any:
+        """The address of the numbers of a place, or of a whole parameter, each with this offset, and with zeros after
+        every `width` of them (0: nowhere)."""
         place = Place((place,)) if isinstance(place, str) else place
-        made = self.values(place, offset)
+        made = padded(self.values(place, offset), width)
         self.kept.append(made)
         if not self.parameters[place.names[0]].tensor.mapped:
-            self.copies.append(lambda: np.copyto(made, self.values(place, offset)))
+            self.copies.append(lambda: np.copyto(made, padded(self.values(place, offset), width)))
         return address(made)
 
     def values(self, place: Place, offset: float) -> Array:
@@ -416,7 +442,9 @@ class _Loader:
 
     def in_place(self, one: Parameter) -> bool:
         """Is it read where it lies, in memory of a loaded module?"""
-        return not one.tensor.mapped and one.plain and one.tensor.kind.name == ("BF16" if self.halves else "F32")
+        if one.tensor.mapped or isinstance(one.tensor, Padded):
+            return False
+        return one.plain and one.tensor.kind.name == ("BF16" if self.halves else "F32")
 
     def size(self, one: Parameter) -> int:
         """Bytes that a matrix takes in the stretch."""
@@ -436,7 +464,8 @@ class _Loader:
         """A matrix for integer products; full where a scale does not allow it."""
         rows, width = one.shape
         place = None if one.order is None else np.ascontiguousarray(one.order, np.int64)
-        own = one.tensor.kind.number, address(one.tensor.data), rows, width, address(place)
+        data = one.tensor.data
+        own = one.tensor.kind.number, address(data), rows, width, address(place)
         made = Matrix(int(self.code.pack_int8(*own, int(self.way == "int8"), address(room), 1)), room)
         fits = made.kind != PLAIN and (self.way == "int8" or self.integers_agree(made, one))
         return made if fits else self.full(one)
@@ -478,9 +507,8 @@ class _Loader:
             return None
         rows, width = one.shape
         place = None if one.order is None else np.ascontiguousarray(one.order, np.int64)
-        kind = self.code.repack(
-            one.tensor.kind.number, address(one.tensor.data), rows, width, address(place), address(room), 1
-        )
+        data = one.tensor.data
+        kind = self.code.repack(one.tensor.kind.number, address(data), rows, width, address(place), address(room), 1)
         made = Matrix(int(kind), room)
         return made if kind != PLAIN and self.agrees(made, one) else None
 

@@ -76,6 +76,8 @@ typedef struct {
     float eps, attention_scale;
     int64_t activation; /* SILU, ... */
     int64_t rotary_dim; /* the first elements of a head, which are rotated; 0: all */
+    int64_t unpadded_head_dim; /* the first elements of a head, which norms of heads average; the others are zeros;
+                                  0: all */
     /* Factors; 0: none. Embeddings are multiplied when they are looked up. */
     float embedding_scale, residual_scale, logit_scale;
     /* Caps c: x becomes c tanh(x / c); 0: none. */

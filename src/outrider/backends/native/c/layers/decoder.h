@@ -11,15 +11,28 @@ INLINE int64_t slot_width(const Model *model, const Pass *pass) {
     return (pass->slot_layers > 1 ? pass->slot_layers : 1) * model->kv_heads * model->head_dim;
 }
 
+/* One norm of so many heads, of which the first `real` elements of each are not padding. */
+static void norm_padded(Norm norm, int64_t heads, int64_t width, int64_t real, float eps, float *x) {
+    float total = 0.0f, squares = 0.0f;
+    for (int64_t k = 0; k < heads * width; k++) total += x[k];
+    const float count = (float)(heads * real), mean = norm.kind == LAYER_NORM ? total / count : 0.0f;
+    for (int64_t k = 0; k < heads * width; k++)
+        if (k % width < real) squares += (x[k] - mean) * (x[k] - mean);
+    const float root = 1.0f / sqrtf(squares / count + eps);
+    for (int64_t k = 0; k < heads * width; k++)
+        x[k] = (x[k] - mean) * root * norm.weight[k] + (norm.bias ? norm.bias[k] : 0.0f);
+}
+
 /* The norm of the queries or keys of so many heads. */
-static void norm_heads(Norm norm, int64_t span, int64_t heads, int64_t width, float eps, float *x) {
+static void norm_heads(const Model *model, Norm norm, int64_t span, int64_t heads, float *x) {
+    const int64_t width = model->head_dim, real = model->unpadded_head_dim ? model->unpadded_head_dim : width;
+    const int64_t together = span == NORM_ALL_HEADS ? heads : 1;
     if (!norm.weight) return;
-    if (span == NORM_ALL_HEADS) {
-        norm_or_copy(x, norm, heads * width, eps, x);
-        return;
-    }
-    for (int64_t h = 0; h < heads; h++, x += width) {
-        norm_or_copy(x, norm, width, eps, x);
+    for (int64_t h = 0; h < heads; h += together, x += together * width) {
+        if (real < width)
+            norm_padded(norm, together, width, real, model->eps, x);
+        else
+            norm_or_copy(x, norm, together * width, model->eps, x);
         if (span == NORM_EACH_HEAD) norm.weight += width;
         if (span == NORM_EACH_HEAD && norm.bias) norm.bias += width;
     }
@@ -45,7 +58,7 @@ rotate(const Model *model, const Pass *pass, int64_t table, int64_t position, in
 static void write_kv(const Model *model, const Pass *pass, int64_t layer, int64_t position, int64_t slot, float *kv) {
     const Layer *own = model->layer + layer;
     const int64_t width = model->head_dim, groups = model->kv_heads, at = slot * slot_width(model, pass);
-    norm_heads(own->k_norm, own->qk_norm_span, groups, width, model->eps, kv);
+    norm_heads(model, own->k_norm, own->qk_norm_span, groups, kv);
     rotate(model, pass, own->rope, position, groups, kv);
     kv_t *keys = pass->cache[2 * layer] + at, *values = pass->cache[2 * layer + 1] + at;
     for (int64_t k = 0; k < groups * width; k++) {
@@ -62,7 +75,7 @@ static void place_node(const Model *model, const Pass *pass, int64_t layer, int6
     const int64_t position = pass->positions[row * pass->total_nodes + node];
     EXPECT(position >= 0 && pass->lengths[row] + node < pass->capacity);
     float *qkv = pass->qkv + m * (heads + 2 * model->kv_heads) * width;
-    norm_heads(own->q_norm, own->qk_norm_span, heads, width, model->eps, qkv);
+    norm_heads(model, own->q_norm, own->qk_norm_span, heads, qkv);
     rotate(model, pass, own->rope, position, heads, qkv);
     to_acts(qkv, heads * width, pass->query + m * heads * width);
     write_kv(model, pass, layer, position, row * pass->capacity + pass->lengths[row] + node, qkv + heads * width);
