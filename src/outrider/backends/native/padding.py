@@ -1,5 +1,4 @@
-"""Widths that are padded with zeros to multiples of 32, which compiled code reads at once: those of attention heads and
-of MLPs."""
+"""Widths of attention heads and MLPs, padded with zeros to multiples of 32, which compiled code reads at once."""
 
 from __future__ import annotations
 
