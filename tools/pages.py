@@ -79,15 +79,9 @@ def families() -> str:
         ("torch, everywhere else", "rounding", "trees beside single tokens, in float32", {*stock, *others} - native),
     ]
     lines = ["| served by | promise | tested on tiny models of each, and how | families |", "|---|---|---|---|"]
-    return "\n".join(
-        [
-            *lines,
-            *(
-                f"| {who} | {what} | {how} | {', '.join(f'`{name}`' for name in sorted(names))} |"
-                for who, what, how, names in rows
-            ),
-        ]
-    )
+    for who, what, how, names in rows:
+        lines.append(f"| {who} | {what} | {how} | {', '.join(f'`{name}`' for name in sorted(names))} |")
+    return "\n".join(lines)
 
 
 def keys(file: Path, name: str) -> set[str]:
