@@ -202,7 +202,9 @@ def test_without_a_compiler_models_run_as_before(monkeypatch: pytest.MonkeyPatch
         native.library.cache_clear()
 
 
-@pytest.mark.parametrize(("name", "more"), [("bloom", {}), ("llama", {"hidden_size": 40}), ("llama", {"head_dim": 258})])
+@pytest.mark.parametrize(
+    ("name", "more"), [("bloom", {}), ("llama", {"hidden_size": 40}), ("llama", {"head_dim": 258})]
+)
 def test_other_layers_are_left_to_their_own_code(name: str, more: dict[str, int]) -> None:
     assert isinstance(load.target_of(build(name, HALF, **more)), HFTarget)
 
