@@ -10,7 +10,6 @@ import argparse
 import ast
 import re
 import sys
-import textwrap
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
@@ -69,12 +68,27 @@ def wrapped(name: str, words: str) -> list[str]:
 
 
 def families() -> str:
-    """The model families that the tests prove, by `model_type`; read from the source, since torch takes seconds."""
-    targets = SOURCE / "backends" / "torch"
-    table, others = constant(targets / "families.py", "TABLE"), constant(targets / "seq2seq.py", "FAMILIES")
+    """The model families that the tests prove, by `model_type`, and who serves them; read from the source."""
+    targets = SOURCE / "backends"
+    native = keys(targets / "native" / "families.py", "FAMILIES")
+    stock = keys(targets / "torch" / "families.py", "TABLE")
+    others = ast.literal_eval(constant(targets / "torch" / "seq2seq.py", "FAMILIES"))
+    x86 = "float32 and bfloat16 beside the stock forward, trees beside single tokens; wrong options are caught"
+    rows = [
+        ("native passes, x86 processors with AVX2", "the same bits", x86, native),
+        ("torch, everywhere else", "rounding", "trees beside single tokens, in float32", {*stock, *others} - native),
+    ]
+    lines = ["| served by | promise | tested on tiny models of each, and how | families |", "|---|---|---|---|"]
+    for who, what, how, names in rows:
+        lines.append(f"| {who} | {what} | {how} | {', '.join(f'`{name}`' for name in sorted(names))} |")
+    return "\n".join(lines)
+
+
+def keys(file: Path, name: str) -> set[str]:
+    """The keys of a dict that a module assigns to a name."""
+    table = constant(file, name)
     assert isinstance(table, ast.Dict)
-    names = {ast.literal_eval(key) for key in table.keys if key is not None} | set(ast.literal_eval(others))
-    return textwrap.fill(", ".join(f"`{name}`" for name in sorted(names)), WIDTH)
+    return {ast.literal_eval(key) for key in table.keys if key is not None}
 
 
 def constant(file: Path, name: str) -> ast.expr:

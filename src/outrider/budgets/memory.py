@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from .. import kept, machine
 from .adaptive import LEARN, AdaptiveBudget
@@ -23,6 +23,7 @@ EVERY = 20.0  # seconds between two writes, at least
 FORMAT = 5
 
 
+@runtime_checkable
 class Learner(Protocol):
     """What learns from rounds and can hand that on to another run."""
 
