@@ -69,9 +69,10 @@ def test_trees_have_the_bits_of_single_tokens(tmp_path: Path, kind: str) -> None
 
 @pytest.mark.parametrize(("kind", "way"), [("Q4_K", "native"), ("Q6_K", "native"), ("Q4_K", "int8"), ("F32", "int8")])
 def test_logits_are_near_those_of_full_weights(tmp_path: Path, kind: str, way: str) -> None:
-    file = write(tmp_path / "m.gguf", stock(**WIDE), kind)
+    """Of usual initial weights: five times larger ones make attention so sharp that it amplifies rounding."""
+    file = write(tmp_path / "m.gguf", stock(**WIDE, initializer_range=0.04), kind)
     full, quantised = logits(load(file)), logits(load(file, way=way))
-    assert 0 < np.linalg.norm(full - quantised) < 0.2 * np.linalg.norm(full)
+    assert 0 < np.linalg.norm(full - quantised) < 0.05 * np.linalg.norm(full)
 
 
 @pytest.mark.parametrize("way", ["native", "int8"])

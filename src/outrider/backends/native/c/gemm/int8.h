@@ -113,22 +113,35 @@ INLINE vec_t dot_block(const IntegerFormat f, const i8_t w[8], const vec_t scale
     return v_fma(last, scale[1], v_mul(first, scale[0]));
 }
 
-/* `n` rows of x with LANES outputs of a panel, from `lane` on, as rows of LANES numbers. `w`: the first one's quants;
-   `scales`: the panel's. `ahead`: distance in bytes of what is prefetched; 0: nothing is. */
+/* What is summed of a row. */
+typedef struct {
+    vec_t sum, part, least;
+} Sums;
+
+/* 32 registers hold the sums of eight rows, where loops over them are unrolled. */
+#if LANES == 16
+#define EACH_ROW _Pragma("GCC unroll 8")
+#else
+#define EACH_ROW
+#endif
+
+/* `n` rows of x, of the `stride` whose blocks lie together, with LANES outputs of a panel, from `lane` on, as rows of
+   LANES numbers. `w`: the first one's quants; `scales`: the panel's. `ahead`: distance in bytes of what is prefetched;
+   0: nothing is. */
 INLINE void multiply_int8_rows(
-    const int64_t kind, const int64_t n, const Activations *x, int64_t width, const char *w, const char *scales,
-    int64_t lane, int64_t ahead, float *y
+    const int64_t kind, const int64_t n, const Activations *x, int64_t stride, int64_t width, const char *w,
+    const char *scales, int64_t lane, int64_t ahead, float *y
 ) {
     const IntegerFormat f = integer_format(kind);
     const int64_t blocks = width / BLOCK_WEIGHTS, unit = f.superblock ? SUPERBLOCK / BLOCK_WEIGHTS : 1;
     const int own_scales = f.superblock ? f.halves : 0;
-    vec_t sum[CHUNK_ROWS], part[CHUNK_ROWS], least[CHUNK_ROWS];
-    for (int64_t i = 0; i < n; i++) sum[i] = v_zero();
+    Sums of[CHUNK_ROWS];
+    EACH_ROW for (int64_t i = 0; i < n; i++) of[i].sum = v_zero();
     for (int64_t b = 0; b < blocks; b += unit) {
         const char *d = scales + 2 * lane, *small = scales + 2 * PANEL_ROWS * (1 + f.minimum) + lane;
         for (int64_t i = 0; ahead && i < unit_scale_bytes(f); i += CACHE_LINE) prefetch(scales + ahead + i);
-        for (int64_t i = 0; f.superblock && i < n; i++) part[i] = least[i] = v_zero();
-        for (int64_t u = 0; u < unit; u++, w += block_bytes(f), x += n) {
+        EACH_ROW for (int64_t i = 0; i < n; i++) of[i].part = of[i].least = v_zero();
+        for (int64_t u = 0; u < unit; u++, w += block_bytes(f), x += stride) {
             i8_t own[8];
             vec_t scale[2], minimum[2];
             for (int64_t i = 0; ahead && i < block_bytes(f); i += CACHE_LINE) prefetch(w + ahead + i);
@@ -140,40 +153,56 @@ INLINE void multiply_int8_rows(
                 if (f.minimum) minimum[h] = v_load_i8(small + PANEL_ROWS * (f.halves + h));
             }
             small += PANEL_ROWS * own_scales * (1 + f.minimum);
-            for (int64_t i = 0; i < n; i++) {
+            EACH_ROW for (int64_t i = 0; i < n; i++) {
                 const vec_t dot = dot_block(f, own, scale, x + i), own_scale = v_set1(x[i].scale);
-                if (!f.superblock) {
-                    sum[i] = v_fma(v_mul(dot, own_scale), v_load_f16_all(d), sum[i]);
-                    if (f.minimum) sum[i] = v_fma(v_set1(x[i].total), v_load_f16_all(d + 2 * PANEL_ROWS), sum[i]);
-                    continue;
-                }
-                part[i] = v_fma(dot, own_scale, part[i]);
-                if (f.minimum && f.halves == 1) least[i] = v_fma(minimum[0], v_set1(x[i].total), least[i]);
-                if (f.minimum && f.halves == 2) {
-                    least[i] = v_fma(minimum[0], v_set1(x[i].totals[0]), least[i]);
-                    least[i] = v_fma(minimum[1], v_set1(x[i].totals[1]), least[i]);
+                if (f.superblock)
+                    of[i].part = v_fma(dot, own_scale, of[i].part);
+                else
+                    of[i].sum = v_fma(v_mul(dot, own_scale), v_load_f16_all(d), of[i].sum);
+                if (!f.minimum) continue;
+                if (!f.superblock)
+                    of[i].sum = v_fma(v_set1(x[i].total), v_load_f16_all(d + 2 * PANEL_ROWS), of[i].sum);
+                else if (f.halves == 1)
+                    of[i].least = v_fma(minimum[0], v_set1(x[i].total), of[i].least);
+                else {
+                    of[i].least = v_fma(minimum[0], v_set1(x[i].totals[0]), of[i].least);
+                    of[i].least = v_fma(minimum[1], v_set1(x[i].totals[1]), of[i].least);
                 }
             }
         }
-        for (int64_t i = 0; f.superblock && i < n; i++) {
-            sum[i] = v_fma(v_load_f16_all(d), part[i], sum[i]);
-            if (f.minimum) sum[i] = v_fma(v_load_f16_all(d + 2 * PANEL_ROWS), least[i], sum[i]);
+        EACH_ROW for (int64_t i = 0; i < n; i++) {
+            if (f.superblock) of[i].sum = v_fma(v_load_f16_all(d), of[i].part, of[i].sum);
+            if (f.superblock && f.minimum)
+                of[i].sum = v_fma(v_load_f16_all(d + 2 * PANEL_ROWS), of[i].least, of[i].sum);
         }
         scales += unit_scale_bytes(f);
     }
-    for (int64_t i = 0; i < n; i++) v_store(y + i * LANES, sum[i]);
+    EACH_ROW for (int64_t i = 0; i < n; i++) v_store(y + i * LANES, of[i].sum);
 }
 
-/* The same; one to four rows have code of their own, in which their sums stay in registers. */
+/* The same for any number of rows. With 32 registers at most eight at a time, whose sums stay in them: the panel lies in
+   the cache then. With sixteen, sums of many rows lie in memory, and the panel is opened once. */
 INLINE void multiply_int8_of(
     const int64_t kind, const Activations *x, int64_t n, int64_t width, const char *w, const char *scales,
     int64_t lane, int64_t ahead, float *y
 ) {
-    if (n == 1) return multiply_int8_rows(kind, 1, x, width, w, scales, lane, ahead, y);
-    if (n == 2) return multiply_int8_rows(kind, 2, x, width, w, scales, lane, ahead, y);
-    if (n == 3) return multiply_int8_rows(kind, 3, x, width, w, scales, lane, ahead, y);
-    if (n == 4) return multiply_int8_rows(kind, 4, x, width, w, scales, lane, ahead, y);
-    multiply_int8_rows(kind, n, x, width, w, scales, lane, ahead, y);
+#define ROWS(count) multiply_int8_rows(kind, done = (count), x, stride, width, w, scales, lane, ahead, y)
+    const int64_t stride = n;
+    for (int64_t done; n; n -= done, x += done, y += done * LANES, ahead = 0) {
+        if (n == 1)
+            ROWS(1);
+        else if (LANES == 8)
+            ROWS(n);
+        else if (n == 2)
+            ROWS(2);
+        else if (n == 3)
+            ROWS(3);
+        else if (n < 8)
+            ROWS(4);
+        else
+            ROWS(8);
+    }
+#undef ROWS
 }
 
 /* The results of `n` quantised rows of x for the LANES outputs from `first` on, as rows of LANES numbers. */
