@@ -136,7 +136,7 @@ class Values:
 
     def activation(self, name: str = "hidden_act") -> str:
         given = self.config.get(name) or "gelu_pytorch_tanh"  # null in Gemma's configs
-        if given not in ACTIVATIONS:
+        if not isinstance(given, str) or given not in ACTIVATIONS:
             raise InputError(f"native passes do not support the activation {given!r}")
         return ACTIVATIONS[given]
 

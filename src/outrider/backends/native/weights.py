@@ -400,7 +400,8 @@ class _Loader:
         """The numbers of a place, float32 [n]."""
         made = np.concatenate([vector(self.code, self.parameters[name], self.halves) for name in place.names])
         made = made if place.rows is None else made[place.rows]
-        return np.ascontiguousarray(made + np.float32(offset))
+        with np.errstate(invalid="ignore"):  # NaN, which is refused behind a first pass
+            return np.ascontiguousarray(made + np.float32(offset))
 
     def matrices(self, parameters: Sequence[Parameter]) -> list[Matrix]:
         """Matrices in one stretch of memory. A thread reads a matrix alone, the largest first: most are small, and
