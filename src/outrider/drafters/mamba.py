@@ -39,6 +39,11 @@ from ._words import Same, Words, names_in
 FEW = 4  # tokens that wait: these are read one by one
 FIRST = 16  # states that a slab has room for at first, at most; it grows
 PADDING = 512  # rows by which two vocabularies of one tokenizer may differ
+MOST = 1 << 31  # a size is less
+SIZES = {
+    "hidden": "hidden_size", "heads": "num_heads", "head_dim": "head_dim", "state_size": "state_size",
+    "groups": "n_groups", "conv_kernel": "conv_kernel", "layers": "num_hidden_layers",
+}  # fmt: skip
 PRECISIONS = "auto", "float64", "float32", "bfloat16", "float16"
 
 
@@ -289,18 +294,16 @@ def _opened(target: Target, tokenizer: Any, path: str, request: Request) -> Draf
     try:
         files = open_checkpoint(folder)
         config, names = files.config, names_in(files.config) if request.vocab == "same" else None
-        sizes = _sizes(config)
-    except (InputError, KeyError, TypeError, ValueError):
-        return None
-    if sizes is None:
-        return None
-    arrays = {name: one.tensor.array() for name, one in files.parameters.items()}
-    if {name: x.shape for name, x in arrays.items() if name != "lm_head.weight"} != _shapes(sizes, config):
+        sizes, rows = _sizes(config), _count(config, "vocab_size")
+        if sizes is None:
+            return None
+        arrays = {name: one.tensor.array() for name, one in files.parameters.items()}
+        _check(arrays, sizes, config)
+    except (InputError, KeyError, OverflowError, TypeError, ValueError):  # tensors say what is wrong
         return None
     weights = {name: cast(x, precision) for name, x in arrays.items()}
     if not finite(weights):
         return None
-    rows = int(config["vocab_size"])
     if request.vocab == "text":
 
         def built(words: Words) -> Drafter | None:
@@ -311,23 +314,59 @@ def _opened(target: Target, tokenizer: Any, path: str, request: Request) -> Draf
     return compiled(sizes, weights, code, Same(rows, target.vocab, names), request)
 
 
+def _count(config: Mapping[str, Any], name: str) -> int:
+    """A size that the config gives. Raises KeyError, TypeError or ValueError where it is none."""
+    value = config[name]
+    if type(value) is not int:
+        raise TypeError(f"{name} is {value!r}, not a whole number")
+    if not 0 < value < MOST:
+        raise ValueError(f"{name} is {value}, not from 1 to {MOST - 1}")
+    return value
+
+
+def _number(value: Any) -> float:
+    """A number of at least 0, in transformers' way to write infinite ones too. Raises TypeError or ValueError."""
+    value = value["__float__"] if isinstance(value, dict) else value
+    if type(value) not in (int, float, str) or not (made := float(value)) >= 0:
+        raise ValueError(f"{value!r} is not a number of at least 0")
+    return made
+
+
 def _sizes(config: Mapping[str, Any]) -> MambaSizes | None:
-    """The sizes of a Mamba-2 that compiled code has; None for any other model. Raises KeyError for what is missing."""
+    """The sizes of a Mamba-2 that compiled code has; None for any other model.
+
+    Raises:
+        KeyError, TypeError, ValueError: one is missing or makes no sense, or they do not fit one another.
+    """
     if config["model_type"] != "mamba2" or config["hidden_act"] not in ("silu", "swish") or config["use_bias"]:
         return None
-    inner, groups = int(config["expand"] * config["hidden_size"]), int(config["n_groups"])
-    least, most = (float(x["__float__"] if isinstance(x, dict) else x) for x in config["time_step_limit"])
-    eps = float(config["layer_norm_epsilon"])
+    sizes = {name: _count(config, theirs) for name, theirs in SIZES.items()}
+    inner, heads, groups = sizes["heads"] * sizes["head_dim"], sizes["heads"], sizes["groups"]
+    if _count(config, "expand") * sizes["hidden"] != inner or heads % groups:
+        raise ValueError(f"{heads} heads of {sizes['head_dim']} in {groups} groups do not fit the layers' width")
+    (least, most), eps = map(_number, config["time_step_limit"]), _number(config["layer_norm_epsilon"])
+    if not least <= most or eps > 1:
+        raise ValueError(f"time steps from {least} to {most}, or an epsilon of {eps}")
     return MambaSizes(
-        hidden=int(config["hidden_size"]), intermediate=inner, heads=int(config["num_heads"]),
-        head_dim=int(config["head_dim"]), state_size=int(config["state_size"]), groups=groups,
-        conv_kernel=int(config["conv_kernel"]), layers=int(config["num_hidden_layers"]), norm_group=inner // groups,
-        eps=eps, gated_eps=eps, dt_min=least, dt_max=most,
-    )  # fmt: skip
+        **sizes, intermediate=inner, norm_group=inner // groups, eps=eps, gated_eps=eps, dt_min=least, dt_max=most
+    )
+
+
+def _check(arrays: Mapping[str, Array], sizes: MambaSizes, config: Mapping[str, Any]) -> None:
+    """Raises KeyError, TypeError or ValueError where tensors are not those of these sizes, all of floating point."""
+    if sizes.layers > len(arrays):
+        raise ValueError(f"{sizes.layers} layers are more than tensors")
+    shapes = _shapes(sizes, config)
+    if "lm_head.weight" in arrays or not config["tie_word_embeddings"]:
+        shapes["lm_head.weight"] = shapes["backbone.embeddings.weight"]
+    if {name: x.shape for name, x in arrays.items()} != shapes:
+        raise ValueError("the tensors do not have the shapes that the config says")
+    if any(x.dtype.kind != "f" and x.dtype != np.uint16 for x in arrays.values()):  # bfloat16: its bits
+        raise TypeError("tensors are not of floating point")
 
 
 def _shapes(sizes: MambaSizes, config: Mapping[str, Any]) -> Shapes:
-    h, inner, heads, v = sizes.hidden, sizes.intermediate, sizes.heads, int(config["vocab_size"])
+    h, inner, heads, v = sizes.hidden, sizes.intermediate, sizes.heads, _count(config, "vocab_size")
     channels = inner + 2 * sizes.groups * sizes.state_size
     found: Shapes = {"backbone.embeddings.weight": (v, h), "backbone.norm_f.weight": (h,)}
     for i in range(sizes.layers):

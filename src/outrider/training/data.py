@@ -347,7 +347,7 @@ def draft_size(documents: Sequence[Document], vocab: int, size: int = -1) -> int
         InputError: the size is out of range.
     """
     if not -1 <= size <= vocab:
-        raise InputError(f"the draft vocabulary holds 1 to {vocab} tokens (0: all; -1: chosen by the data), not {size}")
+        raise InputError(f"draft_vocab is 0 (all tokens), -1 (chosen by the data) or 1 to {vocab} tokens, not {size}")
     if size >= 0:
         return size or vocab
     counts = _counts(documents, vocab)[0].sort(descending=True).values
