@@ -188,7 +188,7 @@ STUDIES: dict[str, Study | Callable[[], Study]] = {
                       budgets=("8x4", "16x6", "32x7"), temperatures=(0.0, 1.0), tokens=64, limit=4, peers=(),
                       tasks=("cnn-dm@600", "demo/stdlib", "demo/algorithms"), data=EVAL, keep_loops=True),
     "variants": replace(BASE, drafters=("lookup@16x6", f"{HASS}@16x6"), limit=2,
-                        variants=("eager", "plain", "eager+int8", "int8"),
+                        variants=("eager", "plain", "int8"),
                         peers=("transformers", "transformers?cache=static", "transformers?lookup=10")),
     "temperatures": replace(BASE, drafters=(f"{HASS}@16x6", f"{CHAIN}@6x5"), rules=("coupled", "rejection", "typical"),
                             temperatures=(0.0, 0.3, 0.6, 1.0), limit=3),

@@ -21,7 +21,7 @@ from outrider.params import InputError  # noqa: E402
 
 def test_engines_in_turn_and_batches_in_order() -> None:
     found = throughput.runs(argparse.Namespace(rows=[8, 1, 8], transformers=None, vllm="v"))
-    assert [run.name for run in found] == ["ours, plain", "ours, default", "transformers, plain", "vllm, plain"]
+    assert [run.name for run in found] == ["ours, plain", "ours, drafts", "transformers, plain", "vllm, plain"]
     assert {run.batches for run in found} == {(1, 8)}
     alone = throughput.runs(argparse.Namespace(rows=[1], transformers="t", vllm=None))
     assert [(run.engine, run.python) for run in alone][2:] == [("transformers", "t")]

@@ -85,7 +85,7 @@ def test_every_command_loads_and_takes_json(run: Any, name: str) -> None:
         (["generate", "a", "--nodes", "4"], "--budget 16x6"),
         (["generate", "a", "--depth", "4"], "--budget 16x6"),
         (["generate", "a", "--arms", "2,1"], "--budget '3,2,1 2,1 none'"),
-        (["generate", "a", "--compile"], "--no-compile turns it off"),
+        (["generate", "a", "--compile"], "--no-compile turns them off"),
         (["bench", "--tasks", "gsm8k"], "--task now"),
         (["bench", "--rule", "block"], "--drafter lookup@rejection"),
         (["bench", "--prompts", "x"], "--task FILE"),

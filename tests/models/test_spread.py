@@ -61,9 +61,9 @@ def test_the_demo_has_too_few_heads() -> None:
 
 
 @pytest.mark.usefixtures("started")
-def test_a_gguf_file_that_is_not_kept_converted_is_refused(tmp_path: Path) -> None:
+def test_a_gguf_file_is_refused(tmp_path: Path) -> None:
     file = write(tmp_path / "small.gguf", small.build("llama", vocab_size=256))
-    with pytest.raises(InputError, match=r"small.gguf could not be kept converted, and .* cannot be spread"):
+    with pytest.raises(InputError, match=r"small.gguf is a .gguf file, .* name a folder"):
         load_target(Place("small.gguf", str(tmp_path), gguf=file.name), processes=2)
 
 

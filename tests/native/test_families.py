@@ -24,6 +24,7 @@ from outrider.backends.native import library as native
 from outrider.backends.native.checkpoint import open_checkpoint
 from outrider.backends.native.description import Description
 from outrider.backends.native.target import NativeTarget, load
+from outrider.backends.native.weights import rounded
 from outrider.backends.torch import gguf
 from outrider.backends.torch.mark import mark_of
 from outrider.backends.torch.module import ModuleTarget
@@ -206,7 +207,8 @@ def test_embeddings_are_those_of_the_pass(tmp_path: Path, name: str, dtype: str)
     read = session.forward(tree)
     given = session.forward(tree, embeds=target.embed([[1, 2, 3]]))
     assert np.array_equal(read.logits, given.logits)
-    assert np.array_equal(target.embeddings.rows(np.array([1, 2, 3])), target.embed([1, 2, 3]))
+    rows = target.embeddings.rows(np.array([1, 2, 3]))
+    assert np.array_equal(rounded(rows) if dtype == "bfloat16" else rows, target.embed([1, 2, 3]))
     if name != "gpt2":  # whose positions are added
         assert np.array_equal(target.embed([text(10, 30)]), chunk.output.features[0])
 

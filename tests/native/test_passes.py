@@ -19,6 +19,7 @@ from outrider.backends.native import grow, passes
 from outrider.backends.native import library as native
 from outrider.backends.native.drafts import Pairs
 from outrider.backends.native.target import NativeTarget
+from outrider.backends.native.weights import Table
 from outrider.backends.torch import HFTarget, load
 from outrider.backends.torch.module import ModuleTarget
 from outrider.backends.torch.tensors import array, tensor
@@ -229,7 +230,8 @@ def test_a_drafter_steps_as_its_network_does(dtype: torch.dtype) -> None:
     code = native.library(name, name)
     assert code is not None
     weights = {name: array(x) for name, x in net.state_dict().items()}
-    quick = grow.eagle(code, grow.EagleParts(weights, shape, "layers.0.", False, array(head), array(table), None))
+    own = Table.of(array(table), code)
+    quick = grow.eagle(code, grow.EagleParts(weights, shape, "layers.0.", False, array(head), own, None))
     assert quick is not None
     features, tokens = torch.randn(2, 5, 64).to(dtype), [[5, 6, 7, 8, 9], [96, 0, 50, 1, 2]]
     pairs = torch.cat([table[torch.tensor(tokens)], features], -1)

@@ -151,7 +151,7 @@ def test_references_that_do_not_fit_are_left_out(models: Models, tmp_path: Path)
 
 
 def test_a_variant_is_judged_beside_its_own_plain_decoding(tmp_path: Path) -> None:
-    models = Models(saved(tmp_path / "model", "llama", max_position_embeddings=1024), device="cpu", compile=False)
+    models = Models(saved(tmp_path / "model", "llama", max_position_embeddings=1024), device="cpu")
     runner = runner_of(models, tmp_path, 6)
     rows = methods.table([methods.parse(f"lookup@8x3@typical@{v}") for v in ("plain", "int8")], [])
     (group,) = runner.groups([tasks.load("demo/gsm8k", None, 1)], [1.0], [1], rows, 1)

@@ -116,6 +116,14 @@ def test_a_cache_is_bounded(tmp_path: Path) -> None:
     assert sum(file.stat().st_size for file in tmp_path.iterdir()) == size
 
 
+def test_another_process_may_write_into_the_folder(tmp_path: Path) -> None:
+    """Its unfinished files may vanish between their listing and their measuring, as a link without a target has."""
+    (tmp_path / ".partial-other").symlink_to(tmp_path / "renamed")
+    (tmp_path / "kept").write_bytes(bytes(100))
+    mark = len('{"target": "target"}')
+    assert FeatureCache(tmp_path, (-1,), False, "target", limit=1000).room == 900 - mark
+
+
 @pytest.mark.skipif(library("bfloat16", "float32") is None, reason="native passes want a C compiler and AVX2")
 @pytest.mark.parametrize("name", ["demo"])
 def test_native_targets_give_the_features_of_the_stock_model(name: str) -> None:

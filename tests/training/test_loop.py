@@ -202,7 +202,7 @@ def test_a_loss_that_is_no_number_stops(model: HFTarget, tmp_path: Path, monkeyp
         return made
 
     monkeypatch.setattr(objectives, "build", build)
-    with pytest.raises(loop.TrainingError, match=r"step 3 is nan \(rows \[.*the checkpoint before it is kept"):
+    with pytest.raises(loop.TrainingError, match=r"step 2 is nan \(rows \[.*the checkpoint before it is kept"):
         run(model, tmp_path)
     found = checkpoint.read(tmp_path / "checkpoint.pt")
     assert found is not None

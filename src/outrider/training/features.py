@@ -154,7 +154,9 @@ class FeatureCache:
                 f"{folder} holds the features of another target or precision; give another folder, or remove it"
             )
         files.write(mark, json.dumps({"target": of}))
-        used = sum(entry.stat().st_size for entry in os.scandir(folder))
+        used = sum(
+            entry.stat().st_size for entry in os.scandir(folder) if entry.is_file()
+        )  # unfinished ones may vanish
         self.room = (shutil.disk_usage(folder).free // 4 + used if limit is None else limit) - used
 
     def see(self, target: Target, batch: Batch) -> TargetFeatures:

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ...backends.torch import HFTarget
+from ...backends.torch.tensors import embed
 from ...drafters import hydra
 from ..data import Batch, Document, trimmed
 from ..features import TargetFeatures, mask_of
@@ -43,7 +44,7 @@ class HydraObjective(TrimmedObjective):
         rows, columns = batch.wanted(2).nonzero().unbind(1)
         with torch.no_grad():
             spelled = torch.stack([batch.ahead(i) for i in range(1, k + 1)], -1)[rows, columns]
-            embeds = self.target.embed(spelled).to(true.dtype)
+            embeds = embed(self.target, spelled).to(true.dtype)
         total, hits = true.new_zeros((), dtype=torch.float32), {}
         for head in range(1, k + 1):
             counted = batch.wanted(1 + head)[rows, columns]
