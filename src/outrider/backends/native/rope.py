@@ -44,17 +44,10 @@ class Rope:
         if kind not in KINDS:
             raise InputError(f"rotary embeddings of the type {kind!r} are not supported, only {', '.join(KINDS)}")
         try:
-            exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
-            periods = np.power(float(parameters["rope_theta"]), exponents.astype(np.float64)).astype(np.float32)
-            made = cls(ONE / periods)
-            if kind == "linear":
-                made = cls(made.frequencies / np.float32(parameters["factor"]))
-            elif kind == "llama3":
-                made = cls(_llama3(parameters, made.frequencies))
-            elif kind == "yarn":
-                made = _yarn(parameters, periods)
-            elif kind == "longrope":
-                made = _longrope(parameters, periods)
+            with np.errstate(divide="raise", invalid="raise", over="raise"):
+                made = _of(kind, parameters, head_dim)
+            if not np.isfinite([*made.frequencies, made.scale]).all():
+                raise ValueError("they are not finite")
         except (KeyError, TypeError, ValueError, ArithmeticError) as error:
             raise InputError(
                 f"the rotary embeddings of the model's config cannot be understood ({error!r}); fetch it again"
@@ -74,6 +67,19 @@ class Rope:
         if self.scale != 1.0:
             made *= np.float32(self.scale)
         return made.reshape(positions, 2, 2 * len(self.frequencies))
+
+
+def _of(kind: str, parameters: Mapping[str, Any], head_dim: int) -> Rope:
+    exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
+    periods = np.power(float(parameters["rope_theta"]), exponents.astype(np.float64)).astype(np.float32)
+    if kind == "yarn":
+        return _yarn(parameters, periods)
+    if kind == "longrope":
+        return _longrope(parameters, periods)
+    frequencies = ONE / periods
+    if kind == "linear":
+        return Rope(frequencies / np.float32(parameters["factor"]))
+    return Rope(_llama3(parameters, frequencies) if kind == "llama3" else frequencies)
 
 
 def stacked(ropes: tuple[Rope, ...], positions: int) -> Array:
