@@ -29,7 +29,6 @@ def serve(monkeypatch: pytest.MonkeyPatch, llm: Any, loaded: Any) -> Iterator[An
         seen.update(service=service, host=host, key=key, patience=patience)
 
     monkeypatch.setattr(start, "load", loads)
-    monkeypatch.setattr(start, "record", lambda *_: None)
     monkeypatch.setattr(server, "run", runs)
     monkeypatch.setattr(llm, "remember", lambda: None)
     monkeypatch.delenv("OUTRIDER_API_KEY", raising=False)

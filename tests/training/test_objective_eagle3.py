@@ -182,5 +182,5 @@ def test_bad_options() -> None:
         build(of, taps=())  # four layers: 2, 4 // 2, 4 - 3
     with pytest.raises(InputError, match="passes"):
         build(of, passes=0)
-    with pytest.raises(InputError, match="vocabulary"):
+    with pytest.raises(InputError, match="draft_vocab"):
         build(of, draft_vocab=VOCAB + 1)
