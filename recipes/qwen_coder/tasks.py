@@ -20,7 +20,7 @@ import random
 import re
 from pathlib import Path
 
-from recipes.demo.data import digest, read_domain
+from recipes.demo.data import SOURCES, digest, read_domain
 from recipes.qwen_coder import questions
 from recipes.qwen_coder.faults import planted
 from recipes.qwen_coder.questions import DEFINITION, DOC, PREFIXES, TASKS, untyped, valid
@@ -187,6 +187,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     questions.places(parser)
     a = parser.parse_args()
+    if not (a.train / SOURCES["algorithms"].file).is_file():
+        parser.error(f"--train {a.train} has no {SOURCES['algorithms'].file}")
     print(write(a.train, a.work))
 
 

@@ -135,7 +135,7 @@ def test_matrices_without_an_integer_form_stay_full(tmp_path: Path, caplog: pyte
     [
         ({"weights": "int8", "device": "cuda"}, "int8 weights are for CPUs"),
         ({"weights": "int8", "dtype": "float64"}, "leave the dtype out"),
-        ({"weights": "native", "compile": False}, "leave compile=False out, or choose full weights"),
+        ({"weights": "native", "compile": False}, "leave compile=False .--no-compile. out"),
         ({"weights": "int8", "revision": "main"}, "which int8 weights need"),
         ({"weights": "int4"}, "weights are full, int8 or native"),
     ],

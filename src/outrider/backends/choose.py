@@ -79,7 +79,7 @@ def check_integers(weights: str, device: str, dtype: str, compile: bool | None) 
     if dtype not in PRECISIONS:
         raise InputError(f"{weights} weights need bfloat16 or float32 beside them, not {dtype}; leave the dtype out")
     if compile is False:
-        raise InputError(f"{weights} weights are for compiled passes; leave compile=False out, or choose full weights")
+        raise InputError(f"{weights} weights are for native passes; leave compile=False (--no-compile) out")
     return "cpu"
 
 

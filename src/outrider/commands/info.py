@@ -29,17 +29,17 @@ def info(
         of = place(model)
         typer.echo(json.dumps(of) if as_json else "\n".join(f"{key:8}  {value}" for key, value in of.items() if value))
         return
-    found = collect()
+    about = collect()
     if as_json:
-        typer.echo(json.dumps(found))
+        typer.echo(json.dumps(about))
         return
-    typer.echo("versions  " + ", ".join(f"{name} {v}" for name, v in found["versions"].items()))
-    typer.echo(f"threads   {found['threads']} of {found['cores']} cores")
-    typer.echo("devices   " + ", ".join(found["devices"]))
+    typer.echo("versions  " + ", ".join(f"{name} {v}" for name, v in about["versions"].items()))
+    typer.echo(f"threads   {about['threads']} of {about['cores']} cores")
+    typer.echo("devices   " + ", ".join(about["devices"]))
     here = {True: "here", False: "absent"}
-    typer.echo("models    " + ", ".join(f"{name} {here[there]}" for name, there in found["models"].items()))
-    width = max(map(len, found["drafters"]))
-    for i, (name, line) in enumerate(found["drafters"].items()):
+    typer.echo("models    " + ", ".join(f"{name} {here[there]}" for name, there in about["models"].items()))
+    width = max(map(len, about["drafters"]))
+    for i, (name, line) in enumerate(about["drafters"].items()):
         typer.echo(f"{'drafters' if i == 0 else '':8}  {name:{width}}  {line}")
 
 
@@ -47,9 +47,9 @@ def place(model: str) -> dict[str, str]:
     """What a model's name stands for here, as JSON: a file, a folder or a hub id."""
     from .loading import located
 
-    found = located(model)
-    where = str(Path(found.where) / found.gguf) if found.gguf else found.where
-    return {"model": found.name, "where": where, "weights": found.about, "drafter": found.drafter}
+    model_place = located(model)
+    where = str(Path(model_place.where) / model_place.gguf) if model_place.gguf else model_place.where
+    return {"model": model_place.name, "where": where, "weights": model_place.about, "drafter": model_place.drafter}
 
 
 def collect() -> dict[str, Any]:

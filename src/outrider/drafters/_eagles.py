@@ -114,9 +114,9 @@ def loader(method: str) -> Callable[..., Drafter]:
         or belongs to another target.
         """
         options = Options(tree, shape, depth, width, top_k, nodes, scale, value, rerank, replacement)
-        found = METHODS[method].opened(target, path)
-        if target is not None and found is not None:
-            made = compiled(*found, target, options.growth(found[0].scale))
+        read = METHODS[method].opened(target, path)
+        if target is not None and read is not None:
+            made = compiled(*read, target, options.growth(read[0].scale))
             if made is not None:
                 return made
         own: Drafter = in_tensors(method).load(target, path, options)

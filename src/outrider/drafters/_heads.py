@@ -73,17 +73,6 @@ def weight(target: Target, ids: Int[Tensor, " vd"]) -> tuple[Float[Tensor, "vd h
     return every[ids].contiguous(), bias[ids] if bool(bias.any()) else None
 
 
-def plain_rows(target: Target, ids: Int[Tensor, " vd"] | None) -> Float[Tensor, "vd h"] | None:
-    """The rows of the target's head for these tokens, where it is a product and nothing else."""
-    if ids is not None:
-        vocabulary.check_ids(ids, target.vocab)
-    weight, bias = linear_head(target)
-    names = "logit_scale", "logits_scaling", "final_logit_softcapping"
-    if bool(bias.any()) or any(target.config_dict.get(name) for name in names):
-        return None
-    return weight.detach() if ids is None else weight[ids].contiguous()
-
-
 def last(round: TensorRound, before: Tensor | None) -> Float[Tensor, "b h"]:
     """The final hidden state of each row's last committed token; that of `before` where this round committed none."""
     features, end = round.features(-1), (round.count - 1).clamp(min=0)[:, None]

@@ -17,9 +17,9 @@ from ..checkpoints.files import folder_of
 from ..checkpoints.mamba import original, read
 from ..core.growth import Indices
 from ..core.protocols import Drafter, Drafting, Target
-from ..core.types import Array, Budget, DraftTree, Rows
+from ..core.types import Budget, DraftTree, Rows
 from ..nets import mamba as ssm
-from . import _ranks, _weights
+from . import _weights
 from ._growth import Growth
 from ._stock import check_whole, same
 from ._text import TextDrafter, across
@@ -114,22 +114,9 @@ class TensorMambaDrafting(MambaDrafting):
         tree, self.fed = growth.propose(rows, self._read(budget.nodes), self._step, budget, words.names, words.vocab)
         return tree
 
-    def tell(self, settled: list[list[int]], tails: list[list[int]], rows: Rows, budget: Budget) -> DraftTree:
-        """For `_text.py`: a temporary tree below tokens of its own; the state is taken back to `settled`."""
-        settled = [[*own, *more] for own, more in zip(self.pending, settled, strict=True)]  # the prompt first
-        if any(settled):
-            self.state = ssm.read(self.drafter.net, settled, self.state)
-        self.pending, state = tails, self.state
-        tree = self.drafter.growth.propose(rows, self._read(budget.nodes), self._step, budget)[0]
-        self.state, self.pending = state, [[] for _ in tails]  # long tails were read into it
-        return tree
-
-    def candidates(self, rows: Rows, truth: Array, k: int) -> Array:
-        """The k candidates at each depth [b, d, k] below a path of known tokens: for `tuning.py`."""
-        first = self._read(1)
-        self.choose([0] * len(rows))
-        self.pending = [[] for _ in self.pending]
-        return _ranks.below(rows, first, self._step, truth, k, self.drafter.words.names)
+    def skip(self, tokens: Sequence[Sequence[int]]) -> None:
+        if any(tokens):
+            self.state = ssm.read(self.drafter.net, tokens, self.state)
 
     def select(self, index: Sequence[int]) -> None:
         self.state = self.state.select(torch.tensor(index, device=self.state.conv.device))

@@ -70,21 +70,21 @@ class Method(Generic[Config]):
         """
         if target is None or path is None or code_for(target, target.precision) is None:
             return None
-        found = _folder(self.name, placed(path, self.name))
+        contents = _folder(self.name, placed(path, self.name))
         try:
-            config = None if found is None else schema.from_dict(self.config, {**found[0], **said})
+            config = None if contents is None else schema.from_dict(self.config, {**contents[0], **said})
         except (KeyError, TypeError, ValueError):
             return None
-        if found is None or config is None or (wanted := self.shapes(config)) is None:
+        if contents is None or config is None or (wanted := self.shapes(config)) is None:
             return None
-        if {name: x.shape for name, x in found[1].items()} != wanted:
+        if {name: x.shape for name, x in contents[1].items()} != wanted:
             return None
-        weights = {name: cast(x, target.precision) for name, x in found[1].items()}
+        weights = {name: cast(x, target.precision) for name, x in contents[1].items()}
         if not finite(weights):
             return None
         own: Any = config
         fits(path, target, own.vocab, getattr(own, "target_hidden", None) or own.hidden, self.taps(config))
-        if found[2] and target.mark and found[2] != target.mark:
+        if contents[2] and target.mark and contents[2] != target.mark:
             tell(path, target.mark)
         return config, weights
 
@@ -116,13 +116,13 @@ def layer_shapes(shape: LayerShape, prefix: str) -> Shapes:
         "self_attn.v_proj": (narrow, shape.inputs), "self_attn.o_proj": (h, wide), "mlp.gate_proj": (inner, h),
         "mlp.up_proj": (inner, h), "mlp.down_proj": (h, inner), "post_attention_layernorm": (h,),
     }  # fmt: skip
-    found: Shapes = {f"{prefix}{name}.weight": size for name, size in sizes.items()}
+    named: Shapes = {f"{prefix}{name}.weight": size for name, size in sizes.items()}
     if shape.qkv_bias:
-        found |= {
+        named |= {
             f"{prefix}self_attn.{name}_proj.bias": (size,)
             for name, size in zip("qkv", (wide, narrow, narrow), strict=True)
         }
-    return found
+    return named
 
 
 def cast(x: Array, precision: str) -> Array:
@@ -135,7 +135,7 @@ def cast(x: Array, precision: str) -> Array:
 def finite(weights: Weights) -> bool:
     numbers = [x for x in weights.values() if x.dtype.kind not in "ib"]
     infinite = (x & EXPONENT == EXPONENT if x.dtype == np.uint16 else ~np.isfinite(x) for x in numbers)
-    return not any(found.any() for found in infinite)
+    return not any(part.any() for part in infinite)
 
 
 def names_of(d2t: Array, vocab: int) -> Array:

@@ -116,8 +116,8 @@ class PairHead:
 
     def above(self, previous: Array, hidden: Array) -> Array:
         """What W2's rows are multiplied with below tokens [..] (target ids) in slots of these states [.., h]."""
-        found = float32(self.left[previous])
-        return found if self.selector is None else found * (hidden @ float32(self.selector).T)
+        scores = float32(self.left[previous])
+        return scores if self.selector is None else scores * (hidden @ float32(self.selector).T)
 
     def corrected(self, logits: Array, previous: Array, hidden: Array) -> Array:
         """Logits [.., vd] below the tokens `previous`; `OUT` for tokens that are not chosen among."""
@@ -192,20 +192,20 @@ class CompiledBlockDrafting(BlockTrees, PairDrafting):
 
 def _shapes(config: BlockConfig) -> Shapes | None:
     h, vd, rank = config.layer.hidden, config.draft_vocab, config.pair_rank
-    found: Shapes = {"fc.weight": (h, len(config.taps) * config.target_hidden), "hidden_norm.weight": (h,)}
+    shapes: Shapes = {"fc.weight": (h, len(config.taps) * config.target_hidden), "hidden_norm.weight": (h,)}
     for i in range(config.layers):
         at = f"layers.{i}."
-        found |= layer_shapes(config.layer, at)
-        found |= {f"{at}input_layernorm.weight": (h,)}
-        found |= {f"{at}self_attn.{name}_norm.weight": (config.layer.head_dim,) for name in "qk"}
-    found |= {"norm.weight": (h,)}
-    found |= {"seed.weight": (config.block * h, 2 * h)} if config.seeded else {}
-    found |= {"mask_embedding": (h,)} if config.mask_token < 0 else {}
-    found |= {"lm_head.weight": (vd, h), "d2t": (vd,)} if vd < config.vocab else {}
+        shapes |= layer_shapes(config.layer, at)
+        shapes |= {f"{at}input_layernorm.weight": (h,)}
+        shapes |= {f"{at}self_attn.{name}_norm.weight": (config.layer.head_dim,) for name in "qk"}
+    shapes |= {"norm.weight": (h,)}
+    shapes |= {"seed.weight": (config.block * h, 2 * h)} if config.seeded else {}
+    shapes |= {"mask_embedding": (h,)} if config.mask_token < 0 else {}
+    shapes |= {"lm_head.weight": (vd, h), "d2t": (vd,)} if vd < config.vocab else {}
     if config.pair_head != "none":
-        found |= {"markov_w1.weight": (config.vocab, rank), "markov_w2.weight": (vd, rank)}
-    found |= {"pair_hidden.weight": (rank, h)} if config.pair_head == "selector" else {}
-    return found if config.causal and not config.conv and config.layer.inputs == h else None
+        shapes |= {"markov_w1.weight": (config.vocab, rank), "markov_w2.weight": (vd, rank)}
+    shapes |= {"pair_hidden.weight": (rank, h)} if config.pair_head == "selector" else {}
+    return shapes if config.causal and not config.conv and config.layer.inputs == h else None
 
 
 METHOD: Method[BlockConfig] = Method("block", BlockConfig, _shapes, lambda config: config.taps)
@@ -256,10 +256,10 @@ def load(
         InputError: the folder is damaged, holds another drafter, or belongs to another target.
     """
     request = Request(tree, shape, depth, top_k, nodes, scale, replacement, causal, pairs)
-    found = METHOD.opened(target, path, **request.said)
+    read = METHOD.opened(target, path, **request.said)
     made = None
-    if target is not None and found is not None:
-        made = compiled(request.drafts(found[0]), found[1], target, request.growth(found[0]))
+    if target is not None and read is not None:
+        made = compiled(request.drafts(read[0]), read[1], target, request.growth(read[0]))
     return in_tensors("block").load(target, path, request) if made is None else made
 
 

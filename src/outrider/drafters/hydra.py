@@ -147,16 +147,16 @@ class PrefixDrafting(HydraTrees, PairDrafting):
 
 def _shapes(config: HydraConfig) -> Shapes | None:
     h, v = config.hidden, config.draft_vocab or config.vocab
-    found: Shapes = {"d2t": (v,)} if config.draft_vocab else {}
+    shapes: Shapes = {"d2t": (v,)} if config.draft_vocab else {}
     if config.layer is not None:
-        found |= layer_shapes(config.layer, "prefix.layer.")
-        found |= {"prefix.input_layernorm.weight": (h,), "prefix.norm.weight": (h,)}
+        shapes |= layer_shapes(config.layer, "prefix.layer.")
+        shapes |= {"prefix.input_layernorm.weight": (h,), "prefix.norm.weight": (h,)}
     for k in range(config.heads):
         for name in ("linear", "res_connection"):
             at = f"heads.{k}.blocks.0.{name}"
-            found |= {f"{at}.weight": (h, (k + 2) * h), f"{at}.bias": (h,)}
-        found |= {f"heads.{k}.lm_head.weight": (v, h), f"heads.{k}.lm_head.bias": (v,)}
-    return found if config.layers == 1 else None
+            shapes |= {f"{at}.weight": (h, (k + 2) * h), f"{at}.bias": (h,)}
+        shapes |= {f"heads.{k}.lm_head.weight": (v, h), f"heads.{k}.lm_head.bias": (v,)}
+    return shapes if config.layers == 1 else None
 
 
 METHOD: Method[HydraConfig] = Method("hydra", HydraConfig, _shapes)
@@ -199,10 +199,10 @@ def load(
         InputError: the folder is damaged, holds another drafter, or belongs to another target.
     """
     request = Request(tree, shape, width, top_k, scale)
-    found = METHOD.opened(target, path)
+    read = METHOD.opened(target, path)
     made = None
-    if target is not None and found is not None:
-        made = compiled(*found, target, request.growth(found[0]))
+    if target is not None and read is not None:
+        made = compiled(*read, target, request.growth(read[0]))
     return in_tensors("hydra").load(target, path, request) if made is None else made
 
 

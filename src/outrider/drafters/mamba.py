@@ -88,6 +88,7 @@ class MambaDrafting(Drafting):
     drafter: Any
     pending: list[list[int]]  # committed tokens that the drafter has not read, in its own words
     fed: Indices | None  # of the last proposal: also the slots of the nodes' states
+    state: Any  # after the text, without the pending tokens
 
     def observe(self, round: Round) -> None:
         read = self.drafter.words.read
@@ -104,6 +105,34 @@ class MambaDrafting(Drafting):
     def choose(self, slots: Sequence[int]) -> None:
         """Of each row, the state in a slot becomes that of its text."""
         raise NotImplementedError
+
+    def skip(self, tokens: Sequence[Sequence[int]]) -> None:
+        """Move the state behind these tokens of each row."""
+        raise NotImplementedError
+
+    def _read(self, nodes: int) -> Array:
+        """Read the pending tokens; logits behind the last of each row. There will be so many nodes."""
+        raise NotImplementedError
+
+    def _step(self, fed: DraftTree, since: int) -> Array:
+        """Logits behind the nodes of a growing tree, from `since` on."""
+        raise NotImplementedError
+
+    def tell(self, settled: list[list[int]], tails: list[list[int]], rows: Rows, budget: Budget) -> DraftTree:
+        """For `_text.py`: a temporary tree below tokens of its own; the state is taken back to `settled`."""
+        settled = [[*own, *more] for own, more in zip(self.pending, settled, strict=True)]  # the prompt first
+        self.skip(settled)
+        self.pending, state = tails, self.state
+        tree = self.drafter.growth.propose(rows, self._read(budget.nodes), self._step, budget)[0]
+        self.state, self.pending = state, [[] for _ in tails]  # long tails were read into it
+        return tree
+
+    def candidates(self, rows: Rows, truth: Array, k: int) -> Array:
+        """The k candidates at each depth [b, d, k] below a path of known tokens: for `tune-tree`."""
+        first = self._read(1)
+        self.choose([0] * len(rows))
+        self.pending = [[] for _ in self.pending]
+        return _ranks.below(rows, first, self._step, truth, k, self.drafter.words.names)
 
     def check_width(self, states: int) -> None:
         """Refuse more states in one pass than the SPEC allows."""
@@ -192,22 +221,6 @@ class CompiledMambaDrafting(MambaDrafting):
         tree, self.fed = drafter.growth.propose(rows, first, self._step, budget, words.names, words.vocab)
         return tree
 
-    def tell(self, settled: list[list[int]], tails: list[list[int]], rows: Rows, budget: Budget) -> DraftTree:
-        """For `_text.py`: a temporary tree below tokens of its own; the state is taken back to `settled`."""
-        settled = [[*own, *more] for own, more in zip(self.pending, settled, strict=True)]  # the prompt first
-        self._skip(settled)
-        self.pending, state = tails, self.state
-        tree = self.drafter.growth.propose(rows, self._read(budget.nodes), self._step, budget)[0]
-        self.state, self.pending = state, [[] for _ in tails]  # long tails were read into it
-        return tree
-
-    def candidates(self, rows: Rows, truth: Array, k: int) -> Array:
-        """The k candidates at each depth [b, d, k] below a path of known tokens: for `tune-tree`."""
-        first = self._read(1)
-        self.choose([0] * len(rows))
-        self.pending = [[] for _ in self.pending]
-        return _ranks.below(rows, first, self._step, truth, k, self.drafter.words.names)
-
     def select(self, index: Sequence[int]) -> None:
         self.state = self.state.change(lambda part: part[:, list(index)])
         self.pending, self.slab = [list(self.pending[i]) for i in index], None
@@ -217,8 +230,7 @@ class CompiledMambaDrafting(MambaDrafting):
         self.state = self.state.change(lambda *parts: np.concatenate(parts, 1), other.state)
         self.pending, self.slab = self.pending + other.pending, None
 
-    def _skip(self, tokens: Sequence[Sequence[int]]) -> None:
-        """Move the state behind these tokens."""
+    def skip(self, tokens: Sequence[Sequence[int]]) -> None:
         if any(tokens):
             self.state = self.state.change(lambda part: np.array(part, order="C"))
             self.drafter.compiled.skip(*self.state.arrays, tokens)
@@ -226,7 +238,7 @@ class CompiledMambaDrafting(MambaDrafting):
     def _ready(self, slots: int) -> States:
         """The slab with room for so many states, the text's in the first; few tokens wait behind it."""
         if max(map(len, self.pending)) > FEW:
-            self._skip([row[:-1] for row in self.pending])
+            self.skip([row[:-1] for row in self.pending])
             self.pending = [row[-1:] for row in self.pending]
         if self.slab is None or slots > self.slab.slots:
             self.slab = self.state.widened(slots)
@@ -368,17 +380,17 @@ def _check(arrays: Mapping[str, Array], sizes: MambaSizes, config: Mapping[str, 
 def _shapes(sizes: MambaSizes, config: Mapping[str, Any]) -> Shapes:
     h, inner, heads, v = sizes.hidden, sizes.intermediate, sizes.heads, _count(config, "vocab_size")
     channels = inner + 2 * sizes.groups * sizes.state_size
-    found: Shapes = {"backbone.embeddings.weight": (v, h), "backbone.norm_f.weight": (h,)}
+    shapes: Shapes = {"backbone.embeddings.weight": (v, h), "backbone.norm_f.weight": (h,)}
     for i in range(sizes.layers):
         mixer = f"backbone.layers.{i}.mixer"
-        found |= {
+        shapes |= {
             f"backbone.layers.{i}.norm.weight": (h,), f"{mixer}.in_proj.weight": (inner + channels + heads, h),
             f"{mixer}.conv1d.weight": (channels, 1, sizes.conv_kernel), f"{mixer}.dt_bias": (heads,),
             f"{mixer}.A_log": (heads,), f"{mixer}.D": (heads,), f"{mixer}.norm.weight": (inner,),
             f"{mixer}.out_proj.weight": (h, inner),
         }  # fmt: skip
-        found |= {f"{mixer}.conv1d.bias": (channels,)} if config["use_conv_bias"] else {}
-    return found
+        shapes |= {f"{mixer}.conv1d.bias": (channels,)} if config["use_conv_bias"] else {}
+    return shapes
 
 
 def compiled(sizes: MambaSizes, weights: Weights, code: Library, words: Words, request: Request) -> Drafter | None:

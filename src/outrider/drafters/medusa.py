@@ -167,13 +167,13 @@ class CompiledMedusaDrafting(MedusaDrafting):
 
 def _shapes(config: MedusaConfig) -> Shapes | None:
     h, v = config.hidden, config.draft_vocab or config.vocab
-    found: Shapes = {"d2t": (v,)} if config.draft_vocab else {}
+    shapes: Shapes = {"d2t": (v,)} if config.draft_vocab else {}
     for k in range(config.heads):
         at = f"heads.{k}"
-        found |= {f"{at}.blocks.0.linear.weight": (h, h), f"{at}.blocks.0.linear.bias": (h,)}
+        shapes |= {f"{at}.blocks.0.linear.weight": (h, h), f"{at}.blocks.0.linear.bias": (h,)}
         if not config.share_head:
-            found |= {f"{at}.lm_head.weight": (v, h)} | ({f"{at}.lm_head.bias": (v,)} if config.bias else {})
-    return found if config.layers == 1 else None
+            shapes |= {f"{at}.lm_head.weight": (v, h)} | ({f"{at}.lm_head.bias": (v,)} if config.bias else {})
+    return shapes if config.layers == 1 else None
 
 
 METHOD: Method[MedusaConfig] = Method("medusa", MedusaConfig, _shapes)
@@ -215,10 +215,10 @@ def load(
         InputError: the folder is damaged, holds another drafter, or belongs to another target.
     """
     request = Request(tree, shape, top_k, scale)
-    found = METHOD.opened(target, path)
+    read = METHOD.opened(target, path)
     made = None
-    if target is not None and found is not None:
-        made = compiled(*found, target, request.options(found[0]))
+    if target is not None and read is not None:
+        made = compiled(*read, target, request.options(read[0]))
     return in_tensors("medusa").load(target, path, request) if made is None else made
 
 

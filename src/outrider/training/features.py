@@ -82,7 +82,7 @@ def compiled(target: Target, batch: Batch, taps: tuple[int, ...]) -> dict[int, F
 
     TOGETHER documents at a time, those of a length side by side: room is made for the longest of them.
     """
-    found = {tap: torch.zeros(*batch.tokens.shape, target.hidden, dtype=dtype_of(target)) for tap in taps}
+    states_by_tap = {tap: torch.zeros(*batch.tokens.shape, target.hidden, dtype=dtype_of(target)) for tap in taps}
     places = documents_of(batch)
     places.sort(key=lambda place: len(place[1]))
     for group in (places[i : i + TOGETHER] for i in range(0, len(places), TOGETHER)):
@@ -91,9 +91,9 @@ def compiled(target: Target, batch: Batch, taps: tuple[int, ...]) -> dict[int, F
             for tap, states in prefill.output.features.items():
                 for (row, at), of in zip(group, tensor(states), strict=True):
                     here = at[read : read + of.shape[0]]
-                    found[tap][row, here] = of[: len(here)]
+                    states_by_tap[tap][row, here] = of[: len(here)]
             read += prefill.tree.tokens.shape[1]
-    return found
+    return states_by_tap
 
 
 def documents_of(batch: Batch) -> list[tuple[int, Int[Tensor, " n"]]]:
@@ -167,19 +167,19 @@ class FeatureCache:
             here = [spread.agreed(target.model, all(here))] * len(here)
         lacking = [place for place, known in zip(places, here, strict=True) if not known]
         kind = torch.bfloat16 if self.half and isinstance(target, HFTarget) else dtype_of(target)
-        found = torch.zeros(len(self.taps), *batch.tokens.shape, target.hidden, dtype=kind)
+        every = torch.zeros(len(self.taps), *batch.tokens.shape, target.hidden, dtype=kind)
         read = 0
         if lacking:
             part = batch.only([(row, at) for row, at, _ in lacking])
             seen = see(target, part.to(target.device), self.taps, self.half)
             states, read = torch.stack([seen.features[tap] for tap in self.taps]).to("cpu", kind), seen.read
             for row, at, path in lacking:
-                found[:, row, at] = states[:, row, at]
-                self._keep(path, found[:, row, at])
+                every[:, row, at] = states[:, row, at]
+                self._keep(path, every[:, row, at])
         for row, at, path in (place for place, known in zip(places, here, strict=True) if known):
             raw = np.fromfile(path, np.uint8).reshape(len(self.taps), len(at), -1)
-            found[:, row, at] = torch.from_numpy(raw).view(kind)
-        taken = found.to(target.device, learned(dtype_of(target)))
+            every[:, row, at] = torch.from_numpy(raw).view(kind)
+        taken = every.to(target.device, learned(dtype_of(target)))
         return TargetFeatures(dict(zip(self.taps, taken, strict=True)), read)
 
     def _path(self, tokens: Int[Tensor, " n"]) -> Path:
@@ -202,9 +202,9 @@ def fingerprint(target: Target, half: bool = False) -> str:
     """Which target this is, by some numbers of every weight, and in which precision it is run."""
     if not isinstance(target, HFTarget):
         return f"{target.mark}-{target.precision}"
-    found = hashlib.sha256(b"half" if half else b"")
+    digest = hashlib.sha256(b"half" if half else b"")
     for name, p in target.model.named_parameters():
         whole: Any = p.full_tensor() if isinstance(p, DTensor) else p
         some = whole.detach().flatten()[:: max(1, p.numel() // 64)][:64]
-        found.update(name.encode() + some.double().cpu().numpy().tobytes())
-    return found.hexdigest()[:16]
+        digest.update(name.encode() + some.double().cpu().numpy().tobytes())
+    return digest.hexdigest()[:16]

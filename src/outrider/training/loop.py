@@ -38,7 +38,7 @@ from .state import FeaturesOf, State, rows_of
 
 CACHE = "features"  # folder of the run's own cache, removed when it ends
 SAVE = 300  # seconds between checkpoints
-TOLD = {"passes": "training passes", "draft_vocab": "tokens that can be drafted"}  # options that a run says
+SHOWN = {"passes": "training passes", "draft_vocab": "tokens that can be drafted"}  # options that a run shows
 TENTH = 10  # of what a run reads is looked at beforehand, where an objective prepares itself
 
 
@@ -110,27 +110,27 @@ def train(
         made = made.double() if dtype_of(target) == torch.float64 else made  # networks begin in float32
         return made.to(target.device).train()
 
-    objective, found = fresh(), checkpoint.read(out / "checkpoint.pt")
+    objective, saved = fresh(), checkpoint.read(out / "checkpoint.pt")
     of = {"target": print_, "rows": digest(rows), "held_out": digest(test)}
-    if found is not None and found["of"]["target"] != print_:
+    if saved is not None and saved["of"]["target"] != print_:
         raise InputError(f"{out} was trained for another target; give another --out, or remove it")
-    start, loss, best, tau = (0, math.nan, math.inf, 0.0) if found is None else _progress(found)
+    start, loss, best, tau = (0, math.nan, math.inf, 0.0) if saved is None else _progress(saved)
     rate = product_rate(torch.device(target.device), bool(recipe.bf16))
     log = Log(out, start, recipe.steps, rate, main, quiet)
     with accelerator.main_process_first() if recipe.cache else nullcontext():  # which makes the files of a cache
         features_of = _feature_source(target, objective.taps, recipe, rows, out, log.say, print_)
     log.say(f"{_chosen(recipe, target)}; large products here: {rate / 1e9:,.0f} GFLOPS")
-    if found is not None and found["of"] != of:
+    if saved is not None and saved["of"] != of:
         log.say("the data is another than before: it goes on with this one, and the best drafter is looked for anew")
         best = math.inf
     log.say(f"{len(rows.keys)} rows of {recipe.length} tokens to learn from, {len(test.keys)} held out")
-    if found is None and not recipe.init and isinstance(objective, objectives.Prepared):
+    if saved is None and not recipe.init and isinstance(objective, objectives.Prepared):
         first = range(0, min(len(rows.keys), -(-recipe.steps * recipe.rows // TENTH)), recipe.rows)
         some = (rows.rows(range(i, min(i + recipe.rows, len(rows.keys)))).to(target.device) for i in first)
         objective.prepare((part, features_of(part)) for part in some)
     state = State(objective, recipe, accelerator, of, shard, 1 if stock is None else stock.processes)
-    if found is not None:
-        state.resume(found)
+    if saved is not None:
+        state.resume(saved)
 
     prompts = prompts_of(held, recipe.prompts, recipe.tokens, target.context)
     last = min(recipe.steps, stop or recipe.steps)
@@ -171,8 +171,8 @@ def _chosen(recipe: Recipe, target: Target) -> str:
     kind = "bfloat16 products, float32 weights" if recipe.bf16 else "full precision"
     passes = "compiled" if target.code is not None else "stock"
     options = {**objectives.options_of(recipe.method), **recipe.options}
-    told = [f"{options[name]} {words}" for name, words in TOLD.items() if options.get(name)]
-    return ", ".join([kind, f"the target's {passes} passes in {target.precision}", *told])
+    shown = [f"{options[name]} {words}" for name, words in SHOWN.items() if options.get(name)]
+    return ", ".join([kind, f"the target's {passes} passes in {target.precision}", *shown])
 
 
 def _vocabulary(recipe: Recipe, documents: Sequence[Document], vocab: int) -> Recipe:
@@ -196,9 +196,9 @@ def multiplies_bf16(device: torch.device) -> bool:
     return device.type == "cpu" and (torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
 
 
-def _progress(found: dict[str, Any]) -> tuple[int, float, float, float]:
+def _progress(kept: dict[str, Any]) -> tuple[int, float, float, float]:
     """The step to go on with, the last loss, and the best held-out loss and its tau so far."""
-    return int(found["step"]), float(found["loss"]), float(found["best"]), float(found["tau"])
+    return int(kept["step"]), float(kept["loss"]), float(kept["best"]), float(kept["tau"])
 
 
 def _evaluate(
@@ -227,9 +227,9 @@ def _evaluate(
                 objective.save(made)
     accelerator.wait_for_everyone()
     if objective is not None:
-        found = acceptance(target, drafters.load(f"{objective.drafter}:{folder}", target), prompts, recipe.tokens)
-        log.evaluation(step, loss, parts, asdict(found))
-        tau, best = (found.tau, loss) if loss < best else (tau, best)
+        measured = acceptance(target, drafters.load(f"{objective.drafter}:{folder}", target), prompts, recipe.tokens)
+        log.evaluation(step, loss, parts, asdict(measured))
+        tau, best = (measured.tau, loss) if loss < best else (tau, best)
     accelerator.wait_for_everyone()
     return tau, best
 

@@ -32,12 +32,12 @@ def apart(parameters: Mapping[str, Parameter], in_turn: bool = False) -> dict[st
         parameters: as they lie in the file.
         in_turn: are they laid out as GPT-OSS's of the hub?
     """
-    found: dict[str, Parameter] = {}
+    made: dict[str, Parameter] = {}
     for one in parameters.values():
         scales = parameters.get(one.name.removesuffix("_blocks") + "_scales")
         parts = _in_turn(one, scales) if in_turn else _apart(one)
-        found |= {part.name: part for part in parts}
-    return found
+        made |= {part.name: part for part in parts}
+    return made
 
 
 def _apart(one: Parameter) -> Iterator[Parameter]:

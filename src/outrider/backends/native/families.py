@@ -181,16 +181,16 @@ class Values:
                 raise InputError("native passes do not support rotary embeddings that differ between layers")
             parameters, plain = parameters[kind] or {}, True
         given = parameters if plain else self.config.get("rope_scaling") or parameters
-        found = {"rope_theta": self.config.get(theta) or self.config["rope_default"], **given}
-        found["rope_type"] = given.get("rope_type", given.get("type", "default"))
+        values = {"rope_theta": self.config.get(theta) or self.config["rope_default"], **given}
+        values["rope_type"] = given.get("rope_type", given.get("type", "default"))
         most = self.count("max_position_embeddings")
-        found["original_max_position_embeddings"] = (
+        values["original_max_position_embeddings"] = (
             self.config.get("original_max_position_embeddings") or given.get("original_max_position_embeddings") or most
         )
-        found.setdefault("partial_rotary_factor", self.config.get("partial_rotary_factor") or 1.0)
-        if found["rope_type"] == "longrope" and found.get("factor") is None:
-            found["factor"] = most / int(found["original_max_position_embeddings"])
-        return found
+        values.setdefault("partial_rotary_factor", self.config.get("partial_rotary_factor") or 1.0)
+        if values["rope_type"] == "longrope" and values.get("factor") is None:
+            values["factor"] = most / int(values["original_max_position_embeddings"])
+        return values
 
     def description(self, names: Names, layers: Sequence[LayerOptions], **options: Any) -> Description:
         """A description of the usual sizes, with these options. `ropes`: `rope_parameters`; left out: those of all."""

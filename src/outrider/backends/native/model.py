@@ -154,7 +154,7 @@ def parameters(file: ModelFile) -> Iterator[Parameter]:
     """Every parameter that the file holds, in the file's order."""
     made, architecture = read(config_of(file)), file.metadata["general.architecture"]
     for name, tensor in file.tensors.items():
-        found, part, matrix = _names(made, file, name), _part(made, file, name), name.endswith(".weight")
+        own_names, part, matrix = _names(made, file, name), _part(made, file, name), name.endswith(".weight")
         order, heads = None, {"q": made.heads, "k": made.kv_heads}.get(part)
         if heads is not None and architecture in INTERLEAVED:
             if tensor.shape[0] != heads * made.head_dim:
@@ -164,8 +164,8 @@ def parameters(file: ModelFile) -> Iterator[Parameter]:
             order = np.argsort(np.concatenate([made.rows_of_fused(each) for each in ("q", "k", "v")]))
         transposed = made.names.transposed and matrix and part in (*MATRICES, "qkv")
         shift = -made.norm_offset if "norm" in name.split(".")[-2] else 0.0
-        for i, own in enumerate(found):
-            piece = tensor if len(found) == 1 else replace(tensor, shape=tensor.shape[1:], data=tensor.rows[i])
+        for i, own in enumerate(own_names):
+            piece = tensor if len(own_names) == 1 else replace(tensor, shape=tensor.shape[1:], data=tensor.rows[i])
             yield Parameter(own, piece, order, transposed, shift)
 
 
@@ -185,9 +185,9 @@ def _part(made: Description, file: ModelFile, name: str) -> str:
     block, _, part = (*name.rpartition(".")[0].split(".", 2), "", "")[:3]
     if "blk.0.attn_norm_2.weight" in file.tensors:  # a Falcon with two norms
         part = {"attn_norm": "ffn_norm", "attn_norm_2": "attn_norm"}.get(part, part)
-    found = PARTS.get(part, "") if block == "blk" else ""
-    fused = {"up": "gate_up", "attention_post_norm": "mlp_norm"}.get(found, found)
-    return found if found in made.names.layer else fused if fused in made.names.layer else ""
+    own = PARTS.get(part, "") if block == "blk" else ""
+    fused = {"up": "gate_up", "attention_post_norm": "mlp_norm"}.get(own, own)
+    return own if own in made.names.layer else fused if fused in made.names.layer else ""
 
 
 def _names(made: Description, file: ModelFile, name: str) -> list[str]:

@@ -177,12 +177,12 @@ def _changed(code: Library, one: Parameter, halves: bool, rows: Array | None, to
         made = made if rows is None else made[rows]
     else:
         made = numbers(code, replace(one, shift=0.0), False, rows) + np.float32(one.shift)
-    found = rounded(made) if halves else np.ascontiguousarray(made, np.float32)
+    values = rounded(made) if halves else np.ascontiguousarray(made, np.float32)
     if to is None:
-        return found
-    room = to.view(found.dtype).reshape(found.shape)
-    room[:] = found
-    return room
+        return values
+    into = to.view(values.dtype).reshape(values.shape)
+    into[:] = values
+    return into
 
 
 def single(code: Library, one: Parameter, places: Array) -> Array:
@@ -201,8 +201,8 @@ def single(code: Library, one: Parameter, places: Array) -> Array:
     blocks = np.ascontiguousarray(places // size)
     made = np.empty((len(blocks), size), np.float32)
     code.dequantise(tensor.kind.number, address(tensor.data), len(blocks), size, address(blocks), address(made), 0, 1)
-    found = made[np.arange(len(blocks)), places % size]
-    return widened(rounded(found + np.float32(one.shift) if one.shift else found))
+    values = made[np.arange(len(blocks)), places % size]
+    return widened(rounded(values + np.float32(one.shift) if one.shift else values))
 
 
 def vector(code: Library, one: Parameter, halves: bool) -> Array:

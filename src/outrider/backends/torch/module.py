@@ -52,7 +52,7 @@ class ModuleTarget(NativeTarget):
 
     @property
     def signature(self) -> str:
-        """A fingerprint of its weights as they are now."""
+        """A fingerprint of its weights, as they were when it was first asked for."""
         return self.mark
 
     def open(self, capacity: int) -> NativeSession:
@@ -100,8 +100,8 @@ def refused(model: Any) -> str:
 
 def hooked(model: Any) -> bool:
     """Does some code of the user's run in its forward?"""
-    found = (hook for module in model.modules() for name in HOOKS for hook in vars(module)[name].values())
-    return any(getattr(hook, "__module__", "") != CAPTURES for hook in found)
+    hooks = (hook for module in model.modules() for name in HOOKS for hook in vars(module)[name].values())
+    return any(getattr(hook, "__module__", "") != CAPTURES for hook in hooks)
 
 
 def checkpoint_of(model: Any) -> Checkpoint:
