@@ -13,7 +13,7 @@
 /* Kinds of matrices (`formats/layout.h`): weights as they are; in blocks of BLOCK_WEIGHTS, opened to floating-point numbers by
    the product (BF12: bfloat16 numbers in twelve bits). INTEGER and a GGUF kind: that kind's quants, which are multiplied
    by activations rounded to int8 (`formats/int8.h`). */
-enum { PLAIN, Q4, Q8, BF12, Q4K, Q5, Q5K, Q6K, Q3K, IQ4, IQ4K, INTEGER = 256 };
+enum { PLAIN, Q4, Q8, BF12, Q4K, Q5, Q5K, Q6K, Q3K, IQ4, IQ4K, MXFP4, INTEGER = 256 };
 
 enum { RMS_NORM, LAYER_NORM }; /* kinds of norms */
 enum { SILU, GELU, GELU_TANH, RELU, RELU2 }; /* activations; GELU_TANH: its approximation; RELU2: squared */

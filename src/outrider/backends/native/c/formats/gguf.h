@@ -221,7 +221,7 @@ static const Format formats[] = {
     {GGUF_Q6_K, 256, 210, 32, NULL, decode_q6_k, Q6K},
     {GGUF_IQ4_NL, 32, 18, 0, iq4_values, decode_iq4_nl, IQ4},
     {GGUF_IQ4_XS, 256, 136, 0, iq4_values, decode_iq4_xs, IQ4K},
-    {GGUF_MXFP4, 32, 17, 0, mxfp4_values, decode_mxfp4, PLAIN},
+    {GGUF_MXFP4, 32, 17, 0, mxfp4_values, decode_mxfp4, MXFP4},
 };
 
 static const Format *format_of(int64_t kind) {

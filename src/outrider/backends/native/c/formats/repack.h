@@ -57,6 +57,13 @@ INLINE int write_f16(float value, uint8_t *to) {
     return (float)half == value;
 }
 
+/* The e of 2^(e - 128); 0 for a row of zeros. */
+INLINE uint8_t exponent_of(float power) {
+    uint32_t bits;
+    memcpy(&bits, &power, sizeof bits);
+    return bits >> 23 ? (uint8_t)((bits >> 23) + 1) : bits >> 22;
+}
+
 /* Write the scales of one block of four rows, and what is added to products with them. Returns their end; `fits`
    becomes 0 where float16 does not hold one. */
 static uint8_t *write_scales(const int64_t kind, const Block *rows, int at, int lowest, uint8_t *to, int *fits) {
@@ -64,6 +71,10 @@ static uint8_t *write_scales(const int64_t kind, const Block *rows, int at, int 
     const int g = at / 16;
     for (int r = 0; r < 4; r++) {
         const Block *own = rows + r;
+        if (kind == MXFP4) {
+            *to++ = exponent_of(own->d);
+            continue;
+        }
         if (!HAS_SUPERBLOCKS(kind)) {
             *fits &= write_f16(own->d, to);
             if (shape != Q8) *fits &= write_f16(-own->dmin - (float)lowest * own->d, to + 2);
