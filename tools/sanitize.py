@@ -32,7 +32,7 @@ OPTIONS = {
 }
 COMPILED = re.compile(r"native import library|native\.library")  # in a test file that runs the compiled code
 # Tests of how the library is built and found, and of wrong code, where each test compiles another library.
-OTHERS = "test_abi", "test_library", "test_library_store", "test_native_team", "test_compiled_mutants"
+OTHERS = "test_abi", "test_library", "test_library_store", "test_thread_pool_contention", "test_compiled_mutants"
 DRAFTERS = "tests/native/test_every_drafter.py"
 CONTRACTS = "tests/contract/test_broken_trees.py", "tests/contract/test_extreme_sampling.py"
 THREADS = "tests/native/test_pool.py", f"{DRAFTERS}::test_the_demos_drafters", f"{DRAFTERS}::test_two_callers_at_once"

@@ -403,6 +403,6 @@ void tune(int64_t first_cache, int64_t second, int64_t ahead);
 /* 1: threads are those of this library's own pool, even where the process has OpenMP's (`threads.h`). Set in tests. */
 extern int64_t own_pool;
 
-/* The share of threads that other programs leave; called from outside in tests alone. */
-int64_t hands(int64_t threads);
-void judge(int64_t allowed, int64_t threads, int64_t took, int64_t late);
+/* How many threads other programs leave to this one (`threads.h`). Called from Python in tests alone. */
+int64_t usable_threads(int64_t threads);
+void adapt_threads(int64_t allowed, int64_t threads, int64_t duration, int64_t waited);

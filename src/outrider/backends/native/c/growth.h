@@ -170,12 +170,12 @@ typedef struct {
     int64_t above, wide, layer, first;
 } RankLayer;
 
-static void rank_layer_task(const Team *team, const void *call) {
+static void rank_layer_task(const Thread *thread, const void *call) {
     const RankLayer *of = call;
     const Pass *pass = of->pass;
     const Draft *draft = of->draft;
     const int64_t above = of->above, wide = of->wide, layer = of->layer, first = of->first, columns = of->head->vocab;
-    for (int64_t item; (item = take(team)) < pass->rows * wide;) {
+    for (int64_t item; (item = next_item(thread)) < pass->rows * wide;) {
         const int64_t r = item / wide, i = item % wide;
         const int64_t at = r * draft->max_candidates, to = at + first + i * draft->top_k;
         const int64_t up = layer ? draft->fed_candidate[r * (draft->depth - 1) * draft->width + above + i] : 0;

@@ -171,15 +171,15 @@ typedef struct {
     int64_t *fits;
 } PackInt8;
 
-static void pack_int8_task(const Team *team, const void *call) {
+static void pack_int8_task(const Thread *thread, const void *call) {
     const PackInt8 *of = call;
     const Format *format = of->rounded ? format_of(GGUF_Q8_0) : of->format;
     const int64_t size = of->width / of->format->weights * of->format->bytes, width = of->width;
     const int64_t panel = panel_bytes(INTEGER + format->kind, width), panels = (of->rows + 15) / 16;
     const int64_t q8_bytes = width / BLOCK_WEIGHTS * 34;
-    float *row = (float *)team->scratch;
+    float *row = (float *)thread->scratch;
     uint8_t *q8 = (uint8_t *)(row + width);
-    for (int64_t t = own_first(team, panels); t < own_last(team, panels); t++) {
+    for (int64_t t = share_begin(thread, panels); t < share_end(thread, panels); t++) {
         const uint8_t *from[PANEL_ROWS];
         for (int64_t j = 0; j < PANEL_ROWS; j++) {
             const int64_t r = 16 * t + j;

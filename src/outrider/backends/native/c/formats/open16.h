@@ -7,8 +7,8 @@
 #include "layout.h"
 
 /* The scales of four rows of `width` weights, as float32: for each block and row scale and minimum; Q8: the scale;
-   Q6K: the scales of its halves; Q3K: scale and minimum of each half; MXFP4: the scale, and 0. `ahead`: distance in bytes of what is
-   prefetched. */
+   Q6K: the scales of its halves; Q3K: scale and minimum of each half; MXFP4: the scale, and 0. `ahead`: distance
+   in bytes of what is prefetched. */
 INLINE void load_scales(const char *four, int64_t kind, int64_t width, int64_t ahead, float *scales) {
     const int64_t shape = SHAPE(kind), count = width / BLOCK_WEIGHTS * SCALE_COUNT(shape);
     const char *from = four + width / BLOCK_WEIGHTS * QUANT_BYTES(shape);

@@ -135,12 +135,12 @@ typedef struct {
     int64_t *fits;
 } Repack;
 
-static void repack_task(const Team *team, const void *call) {
+static void repack_task(const Thread *thread, const void *call) {
     const Repack *of = call;
     const Format *format = of->format;
     const int64_t size = of->width / format->weights * format->bytes, own = row_bytes(repacked_kind(format), of->width);
     const int64_t fours = (of->rows + 3) / 4;
-    for (int64_t i = 4 * own_first(team, fours); i < 4 * own_last(team, fours); i += 4) {
+    for (int64_t i = 4 * share_begin(thread, fours); i < 4 * share_end(thread, fours); i += 4) {
         const uint8_t *four[4];
         for (int64_t r = 0; r < 4; r++)
             four[r] = i + r < of->rows ? of->from + (of->order ? of->order[i + r] : i + r) * size : NULL;
@@ -163,11 +163,11 @@ typedef struct {
     weight_t *to;
 } Unpack;
 
-static void unpack_task(const Team *team, const void *call) {
+static void unpack_task(const Thread *thread, const void *call) {
     const Unpack *of = call;
     const int64_t kind = of->matrix->kind, width = of->width, fours = of->outputs / 4;
-    float *scales = (float *)team->scratch;
-    for (int64_t i = 4 * own_first(team, fours); i < 4 * own_last(team, fours); i += 4)
+    float *scales = (float *)thread->scratch;
+    for (int64_t i = 4 * share_begin(thread, fours); i < 4 * share_end(thread, fours); i += 4)
         unpack_four(
             (const char *)of->matrix->data + i * row_bytes(kind, width), kind, width, scales, of->to + i * width
         );

@@ -34,7 +34,8 @@ INLINE void end_product(void) {}
 #endif
 
 #define INT8_BYTES(n, width) ((n) * (width) / BLOCK_WEIGHTS * (int64_t)sizeof(Activations))
-#define ACTS_BYTES(n, width) (PACKED_BYTES(n, width) > INT8_BYTES(n, width) ? PACKED_BYTES(n, width) : INT8_BYTES(n, width))
+#define ACTS_BYTES(n, width)                                                                                           \
+    (PACKED_BYTES(n, width) > INT8_BYTES(n, width) ? PACKED_BYTES(n, width) : INT8_BYTES(n, width))
 
 /* Rows of x as products with a matrix of this kind read them. */
 INLINE const void *prepare_acts(int64_t kind, const act_t *x, int64_t n, int64_t width, act_t *room) {
@@ -54,26 +55,27 @@ INLINE void multiply_lanes(
 }
 
 /* This thread's share of so many outputs, in full columns. */
-INLINE void column_share(int64_t outputs, const Team *team, int64_t *first, int64_t *last) {
+INLINE void column_share(int64_t outputs, const Thread *thread, int64_t *first, int64_t *last) {
     const int64_t columns = (outputs + LANES - 1) / LANES;
-    *first = own_first(team, columns) * LANES;
-    *last = own_last(team, columns) * LANES;
+    *first = share_begin(thread, columns) * LANES;
+    *last = share_end(thread, columns) * LANES;
     if (*last > outputs) *last = outputs;
 }
 
 /* y[:, own outputs] = x W^T + bias, or added to what is there. `to`: the row of y for each of x; NULL: the same. */
 static void matmul(
     const act_t *x, int64_t n, int64_t width, Matrix w, const float *bias, int64_t outputs, float *y, const int64_t *to,
-    int64_t stride, int add, const Team *team
+    int64_t stride, int add, const Thread *thread
 ) {
     int64_t first, last;
     float results[CHUNK_ROWS * LANES];
-    column_share(outputs, team, &first, &last);
-    EXPECT(scratch_bytes(n, width) <= team->region->bytes);
+    column_share(outputs, thread, &first, &last);
+    EXPECT(scratch_bytes(n, width) <= thread->region->bytes);
 #ifdef AMX
-    if (n > FEWER && !IS_INTEGER(w.kind)) return matmul_many(x, n, width, w, bias, outputs, first, last, y, to, stride, add, team);
+    if (n > FEWER && !IS_INTEGER(w.kind))
+        return matmul_many(x, n, width, w, bias, outputs, first, last, y, to, stride, add, thread);
 #endif
-    const Scratch scratch = scratch_of(team, width);
+    const Scratch scratch = scratch_of(thread, width);
     for (int64_t m = 0; m < n; m += CHUNK_ROWS) {
         const int64_t rows = n - m < CHUNK_ROWS ? n - m : CHUNK_ROWS;
         const void *acts = prepare_acts(w.kind, x + m * width, rows, width, scratch.acts);
@@ -102,16 +104,17 @@ static void matmul(
 
 /* y[:, own outputs] of the inner layer of an MLP. */
 static void matmul_inner(
-    const act_t *x, int64_t n, int64_t width, const Inner *inner, int64_t outputs, act_t *y, const Team *team
+    const act_t *x, int64_t n, int64_t width, const Inner *inner, int64_t outputs, act_t *y, const Thread *thread
 ) {
     int64_t first, last;
     float gates[CHUNK_ROWS * LANES], ups[CHUNK_ROWS * LANES];
-    column_share(outputs, team, &first, &last);
-    EXPECT(scratch_bytes(n, width) <= team->region->bytes);
+    column_share(outputs, thread, &first, &last);
+    EXPECT(scratch_bytes(n, width) <= thread->region->bytes);
 #ifdef AMX
-    if (n > FEWER && !IS_INTEGER(inner->up.kind)) return matmul_inner_many(x, n, width, inner, outputs, first, last, y, team);
+    if (n > FEWER && !IS_INTEGER(inner->up.kind))
+        return matmul_inner_many(x, n, width, inner, outputs, first, last, y, thread);
 #endif
-    const Scratch scratch = scratch_of(team, width);
+    const Scratch scratch = scratch_of(thread, width);
     for (int64_t m = 0; m < n; m += CHUNK_ROWS) {
         const int64_t rows = n - m < CHUNK_ROWS ? n - m : CHUNK_ROWS;
         const void *acts = prepare_acts(inner->up.kind, x + m * width, rows, width, scratch.acts);
@@ -133,9 +136,9 @@ typedef struct {
     float *y;
 } Multiply;
 
-static void multiply_task(const Team *team, const void *call) {
+static void multiply_task(const Thread *thread, const void *call) {
     const Multiply *of = call;
-    matmul(of->x, of->rows, of->width, *of->matrix, NULL, of->outputs, of->y, NULL, of->outputs, 0, team);
+    matmul(of->x, of->rows, of->width, *of->matrix, NULL, of->outputs, of->y, NULL, of->outputs, 0, thread);
 }
 
 void multiply(

@@ -76,12 +76,12 @@ static void finish_inner(
 }
 
 /* The thread's scratch, from a multiple of 64 bytes on. */
-INLINE char *thread_scratch(const Team *team) {
-    return (char *)(((uintptr_t)team->scratch + 63) / 64 * 64);
+INLINE char *thread_scratch(const Thread *thread) {
+    return (char *)(((uintptr_t)thread->scratch + 63) / 64 * 64);
 }
 
-INLINE Scratch scratch_of(const Team *team, int64_t width) {
-    char *scratch = thread_scratch(team);
+INLINE Scratch scratch_of(const Thread *thread, int64_t width) {
+    char *scratch = thread_scratch(thread);
     return (Scratch){
         (float *)scratch, scratch + SCALES_BYTES(width), (act_t *)(scratch + SCALES_BYTES(width) + WEIGHTS_BYTES(width))
     };

@@ -81,20 +81,20 @@ typedef struct {
     act_t *room;
 } ManyScratch;
 
-INLINE ManyScratch many_scratch(const Team *team, int64_t width) {
-    const Scratch scratch = scratch_of(team, width);
+INLINE ManyScratch many_scratch(const Thread *thread, int64_t width) {
+    const Scratch scratch = scratch_of(thread, width);
     weight_t *columns = (weight_t *)scratch.acts;
     act_t *room = (act_t *)(columns + 2 * LANES * width);
-    EXPECT((char *)(room + LANES * width) <= team->scratch + team->region->bytes);
+    EXPECT((char *)(room + LANES * width) <= thread->scratch + thread->region->bytes);
     return (ManyScratch){scratch.scales, {columns, columns + LANES * width}, room};
 }
 
 /* y[:, first .. last - 1] of `matmul`. */
 static void matmul_many(
     const act_t *x, int64_t n, int64_t width, Matrix w, const float *bias, int64_t outputs, int64_t first, int64_t last,
-    float *y, const int64_t *to, int64_t stride, int add, const Team *team
+    float *y, const int64_t *to, int64_t stride, int add, const Thread *thread
 ) {
-    const ManyScratch scratch = many_scratch(team, width);
+    const ManyScratch scratch = many_scratch(thread, width);
     float results[PAIR * PAIR] __attribute__((aligned(64)));
     begin_product(2);
     for (int64_t m = 0; m < n; m += CACHED_ROWS)
@@ -129,9 +129,9 @@ static void matmul_many(
 /* y[:, first .. last - 1] of `matmul_inner`. */
 static void matmul_inner_many(
     const act_t *x, int64_t n, int64_t width, const Inner *inner, int64_t outputs, int64_t first, int64_t last, act_t *y,
-    const Team *team
+    const Thread *thread
 ) {
-    const ManyScratch scratch = many_scratch(team, width);
+    const ManyScratch scratch = many_scratch(thread, width);
     float results[PAIR * PAIR] __attribute__((aligned(64)));
     begin_product(2);
     for (int64_t m = 0; m < n; m += CACHED_ROWS)
