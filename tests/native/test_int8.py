@@ -333,7 +333,7 @@ def test_kinds_and_widths_that_have_no_integer_form(code: Library) -> None:
 LEAST = "v_fma(v_set1(x[i].total), v_load_f16_all(d + 2 * PANEL_ROWS), sum[i])"
 MUTANTS = {
     "minima are left out": ("gemm/int8.h", LEAST, "sum[i]"),
-    "a row has another's scale": ("gemm/int8.h", "v_mul(dot[i], v_set1(x[i].scale))", "v_mul(dot[i], v_set1(x[0].scale))"),
+    "a row has another's scale": ("gemm/int8.h", "v_mul(dot[i], v_set1(x[i]", "v_mul(dot[i], v_set1(x[0]"),
     "activations are cut off": ("simd/int8.h", "_mm256_cvtps_epi32(", "_mm256_cvttps_epi32("),
     "offsets are left out": ("gemm/int8.h", "offset ? i8_shift_sums(", "0 ? i8_shift_sums("),
 }  # fmt: skip

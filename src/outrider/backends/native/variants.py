@@ -75,10 +75,10 @@ def zig() -> list[str] | None:
 
 def digest(how: str = "") -> str:
     """A name for what is compiled from these sources in this way."""
-    found = hashlib.sha256(how.encode())
+    sha = hashlib.sha256(how.encode())
     for source in sorted(SOURCES.rglob("*.[ch]")):
-        found.update(source.read_bytes())
-    return found.hexdigest()[:24]
+        sha.update(source.read_bytes())
+    return sha.hexdigest()[:24]
 
 
 def file_name(variant: Variant, weights: str, rest: str) -> str:

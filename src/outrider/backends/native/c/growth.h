@@ -273,7 +273,7 @@ static void feed_layer(const Model *step, Pass *pass, Draft *draft, int64_t befo
         );
 }
 
-/* Draft for every row. `pass` is that of a step, with room for as many nodes as any has; `head`: the head alone. */
+/* Draft for every row. `pass`: that of the largest step; `head`: the head alone. */
 void draft_tree(const Model *step, const Model *head, Pass *pass, Draft *draft) {
     const int64_t rows = pass->rows;
     int64_t above = 0, wide = 1, before = 0, candidates = 1, *ends = draft->ends;

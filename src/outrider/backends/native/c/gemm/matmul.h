@@ -20,8 +20,8 @@
     ((n) > 1 ? ((n) > FEWER ? 3 * LANES : PADDED_ROWS(n)) * (width) * (int64_t)sizeof(act_t) : 0)
 #else
 #define PACKED_BYTES(n, width) 0
-INLINE const act_t *pack_acts(const act_t *x, int64_t n, int64_t width, act_t *room) {
-    (void)n, (void)width, (void)room;
+INLINE const act_t *pack_acts(const act_t *x, int64_t n, int64_t width, act_t *buffer) {
+    (void)n, (void)width, (void)buffer;
     return x;
 }
 INLINE void begin_product(int64_t n) {
@@ -38,9 +38,9 @@ INLINE void end_product(void) {}
     (PACKED_BYTES(n, width) > INT8_BYTES(n, width) ? PACKED_BYTES(n, width) : INT8_BYTES(n, width))
 
 /* Rows of x as products with a matrix of this kind read them. */
-INLINE const void *prepare_acts(int64_t kind, const act_t *x, int64_t n, int64_t width, act_t *room) {
-    if (IS_INTEGER(kind)) return quantise_rows(x, n, width, room);
-    return pack_acts(x, n, width, room);
+INLINE const void *prepare_acts(int64_t kind, const act_t *x, int64_t n, int64_t width, act_t *buffer) {
+    if (IS_INTEGER(kind)) return quantise_rows(x, n, width, buffer);
+    return pack_acts(x, n, width, buffer);
 }
 
 /* The results of `n` prepared rows for the LANES outputs from `first` on, as rows of LANES numbers. Outputs from `last`
