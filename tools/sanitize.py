@@ -36,7 +36,7 @@ OTHERS = "test_abi", "test_library", "test_library_store", "test_thread_pool_con
 DRAFTERS = "tests/native/test_every_drafter.py"
 CONTRACTS = "tests/contract/test_broken_trees.py", "tests/contract/test_extreme_sampling.py"
 THREADS = "tests/native/test_pool.py", f"{DRAFTERS}::test_the_demos_drafters", f"{DRAFTERS}::test_two_callers_at_once"
-TILES = "tests/native/test_target.py", "tests/native/test_blocks.py"  # passes over every kind of weights
+TILES = "tests/native/test_target.py", "tests/native/test_blocks.py", "tests/native/test_integer_weights.py"
 
 
 def main() -> int:

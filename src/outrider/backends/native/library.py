@@ -115,8 +115,8 @@ def tiles() -> bool:
 
 
 def sanitizer() -> str:
-    """The sanitizer that OUTRIDER_SANITIZE names: "address" (with undefined behaviour), "tiles" (the same, with emulated
-    tiles), "thread", or "", the fast build. Raises ValueError for anything else."""
+    """The sanitizer that OUTRIDER_SANITIZE names: "address" (with undefined behaviour), "tiles" (the same, emulating
+    AMX), "thread", or "", the fast build. Raises ValueError for anything else."""
     name = os.environ.get(SANITIZE, "")
     if name not in SANITIZERS:
         raise ValueError(f"{SANITIZE} is address, tiles or thread, or not set, not {name!r}")

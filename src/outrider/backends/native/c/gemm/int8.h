@@ -18,6 +18,9 @@
 #include "../formats/int8.h"
 #include "../machine.h"
 #include "../simd/int8.h"
+#ifdef AMX
+#include "../simd/amx.h"
+#endif
 #include "rows.h"
 
 #define TINY 1e-30f /* activations whose magnitudes are at most this become 0 */
@@ -117,17 +120,61 @@ typedef struct {
 
 /* Rows of x that are multiplied together: step by step, so that products of several rows are under way. */
 #define ROWS_TOGETHER (LANES == 16 ? 8 : 4)
+#define MAX_ROWS_TOGETHER 16 /* with tiles */
 #define EACH_ROW _Pragma("GCC unroll 8") for (int64_t i = 0; i < n; i++)
+
+/* Minus what the offset adds to the dot products of a row with half `h` of a block. Offsets are powers of two. */
+INLINE i8_t offset_share(const IntegerFormat f, const int h, const Activations *x) {
+    const int offset = SIGNED(f) ? 0 : f.offset, bits = offset ? __builtin_ctz(offset) : 0;
+    return offset ? i8_shift_sums(i8_set_sums(x->negated[f.halves == 1 ? 0 : 1 + h]), bits) : i8_zero();
+}
+
+#ifdef AMX
+
+#define TILES_FROM 8 /* rows from which tiles are used; fewer than sixteen are read with what lies behind them */
+
+INLINE void begin_int8_product(void) { /* 0: sums; 4 and 5: x and weights; 6 and 7: of half a block */
+    const TileShapes shapes = {
+        .palette = 1, .bytes = {64, 0, 0, 0, 32, 64, 16, 64}, .rows = {16, 0, 0, 0, 16, 8, 16, 4}
+    };
+    tile_configure(&shapes);
+}
+
+/* `dot_half` of sixteen rows. */
+INLINE void dot_half_tiles(const IntegerFormat f, const int h, const Activations *x, const char *block, vec_t *dot) {
+    const int64_t n = 16;
+    const int steps = 8 / f.halves;
+    char opened[8 * STEP_BYTES] __attribute__((aligned(64)));
+    int32_t sums[16][LANES] __attribute__((aligned(64)));
+#pragma GCC unroll 8
+    for (int s = 0; s < steps; s++) i8_store(opened + s * STEP_BYTES, open_steps(f, block, h * steps + s));
+    tile_fence();
+    tile_zero(0);
+    if (f.halves == 1) {
+        tile_load(4, x->quant, sizeof *x);
+        tile_load(5, opened, STEP_BYTES);
+        tile_dot_int8(0, 4, 5);
+    } else {
+        tile_load(6, x->quant + 4 * steps * h, sizeof *x);
+        tile_load(7, opened, STEP_BYTES);
+        tile_dot_int8(0, 6, 7);
+    }
+    tile_store(0, sums, STEP_BYTES);
+    EACH_ROW dot[i] = v_from_sums((i8_t)((ints_t)i8_load(sums[i]) + (ints_t)offset_share(f, h, x + i)));
+}
+
+#endif
 
 /* The integer dot products of `n` rows with half `h` of a block (or all of it), less what the offset adds. */
 INLINE void dot_half(
     const IntegerFormat f, const int64_t n, const int h, const Activations *x, const char *block, vec_t *dot
 ) {
-    const int steps = 8 / f.halves, together = steps_together(f), offset = SIGNED(f) ? 0 : f.offset;
-    const int bits = offset ? __builtin_ctz(offset) : 0; /* offsets are powers of two */
-    const int part = f.halves == 1 ? 0 : 1 + h;
+    const int steps = 8 / f.halves, together = steps_together(f);
     i8_t sum[ROWS_TOGETHER];
-    EACH_ROW sum[i] = offset ? i8_shift_sums(i8_set_sums(x[i].negated[part]), bits) : i8_zero();
+#ifdef AMX
+    if (n > ROWS_TOGETHER) return dot_half_tiles(f, h, x, block, dot);
+#endif
+    EACH_ROW sum[i] = offset_share(f, h, x + i);
 #pragma GCC unroll 8
     for (int s = h * steps; s < (h + 1) * steps; s += together) {
         i8_t own[4];
@@ -146,14 +193,14 @@ INLINE void multiply_int8_rows(
     const int64_t blocks = panel.width / BLOCK_WEIGHTS, unit = f.superblock ? SUPERBLOCK / BLOCK_WEIGHTS : 1;
     const int64_t ahead = panel.ahead, size = block_bytes(f);
     const char *w = panel.quants, *scales = panel.scales;
-    vec_t sum[ROWS_TOGETHER], part[ROWS_TOGETHER], least[ROWS_TOGETHER];
+    vec_t sum[MAX_ROWS_TOGETHER], part[MAX_ROWS_TOGETHER], least[MAX_ROWS_TOGETHER];
     EACH_ROW sum[i] = v_zero();
     for (int64_t b = 0; b < blocks; b += unit) {
         const char *d = scales + 2 * panel.lane, *small = scales + 2 * PANEL_ROWS * (1 + f.minimum) + panel.lane;
         for (int64_t i = 0; ahead && i < unit_scale_bytes(f); i += CACHE_LINE) prefetch(scales + ahead + i);
         EACH_ROW part[i] = least[i] = v_zero();
         for (int64_t u = 0; u < unit; u++, w += size, x += stride) {
-            vec_t dot[ROWS_TOGETHER], halves[ROWS_TOGETHER];
+            vec_t dot[MAX_ROWS_TOGETHER], halves[MAX_ROWS_TOGETHER];
             for (int64_t i = 0; ahead && i < size; i += CACHE_LINE) prefetch(w + ahead + i);
 #pragma GCC unroll 2
             for (int h = 0; h < f.halves; h++) {
@@ -185,10 +232,14 @@ INLINE void multiply_int8_rows(
     EACH_ROW v_store(y + i * LANES, sum[i]);
 }
 
-/* Any number of rows of x with LANES outputs. */
+/* At most CHUNK_ROWS rows of x with LANES outputs. */
 INLINE void multiply_int8_of(const int64_t kind, const Activations *x, int64_t n, Panel panel, float *y) {
 #define ROWS(count) multiply_int8_rows(kind, count, x, stride, panel, y); break;
     const int64_t stride = n;
+#ifdef AMX
+    for (; n >= TILES_FROM; n -= 16, x += 16, y += 16 * LANES, panel.ahead = 0)
+        multiply_int8_rows(kind, 16, x, stride, panel, y);
+#endif
     for (; n > 0; n -= ROWS_TOGETHER, x += ROWS_TOGETHER, y += ROWS_TOGETHER * LANES, panel.ahead = 0)
         switch (n) {
         case 1: ROWS(1)

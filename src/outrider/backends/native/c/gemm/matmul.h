@@ -27,19 +27,25 @@ INLINE const act_t *pack_acts(const act_t *x, int64_t n, int64_t width, act_t *b
 INLINE void begin_product(int64_t n) {
     (void)n;
 }
+INLINE void begin_int8_product(void) {}
 INLINE void begin_product_few(int64_t n, int64_t few) {
     (void)n, (void)few;
 }
 INLINE void end_product(void) {}
 #endif
 
-#define INT8_BYTES(n, width) ((n) * (width) / BLOCK_WEIGHTS * (int64_t)sizeof(Activations))
+/* With tiles, up to sixteen rows are read behind the last block. */
+#define INT8_BYTES(n, width) (((n) * (width) / BLOCK_WEIGHTS + 16) * (int64_t)sizeof(Activations))
 #define ACTS_BYTES(n, width)                                                                                           \
     (PACKED_BYTES(n, width) > INT8_BYTES(n, width) ? PACKED_BYTES(n, width) : INT8_BYTES(n, width))
 
-/* Rows of x as products with a matrix of this kind read them. */
+/* Rows of x as products with a matrix of this kind read them; such products follow. */
 INLINE const void *prepare_acts(int64_t kind, const act_t *x, int64_t n, int64_t width, act_t *buffer) {
-    if (IS_INTEGER(kind)) return quantise_rows(x, n, width, buffer);
+    if (IS_INTEGER(kind)) {
+        begin_int8_product();
+        return quantise_rows(x, n, width, buffer);
+    }
+    begin_product(n);
     return pack_acts(x, n, width, buffer);
 }
 
@@ -79,7 +85,6 @@ static void matmul(
     for (int64_t m = 0; m < n; m += CHUNK_ROWS) {
         const int64_t rows = n - m < CHUNK_ROWS ? n - m : CHUNK_ROWS;
         const void *acts = prepare_acts(w.kind, x + m * width, rows, width, scratch.acts);
-        begin_product(rows);
         for (int64_t j = first; j < last; j += LANES) {
             const int64_t count = last - j < LANES ? last - j : LANES;
             multiply_lanes(acts, rows, width, w, j, outputs, scratch, results);
@@ -118,7 +123,6 @@ static void matmul_inner(
     for (int64_t m = 0; m < n; m += CHUNK_ROWS) {
         const int64_t rows = n - m < CHUNK_ROWS ? n - m : CHUNK_ROWS;
         const void *acts = prepare_acts(inner->up.kind, x + m * width, rows, width, scratch.acts);
-        begin_product(rows);
         for (int64_t j = first; j < last; j += LANES) {
             const int64_t count = last - j < LANES ? last - j : LANES;
             if (inner->gate.data) multiply_lanes(acts, rows, width, inner->gate, j, outputs, scratch, gates);
