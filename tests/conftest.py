@@ -20,6 +20,8 @@ ROOT = Path(__file__).resolve().parents[1]
 SHARED = ROOT.parent / "shared"
 BUILT = ROOT / "build" / "tests"  # compiled libraries, kept from run to run; a name is a digest of sources and flags
 MOST = 100  # of these libraries
+# Files whose fixtures or single tests take longest come first: what is left at the end is short, and shared by workers.
+FIRST = "test_distributed.py", "test_cli_bench.py", "test_ray.py"
 
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -52,6 +54,10 @@ def check_shapes() -> None:
     from transformers import PreTrainedModel  # noqa: F401
 
     install_import_hook("outrider", "checking.check")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path.name not in FIRST)
 
 
 def pytest_unconfigure() -> None:
