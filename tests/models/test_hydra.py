@@ -197,17 +197,6 @@ def test_no_tree_changes_the_text(options: str, rule: str, temperature: float, t
     assert written(target, drafter, PROMPTS, 24, temperature, rule, budget) == plain[temperature]
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-@pytest.mark.parametrize("prefix", [False, True])
-def test_families(name: str, prefix: bool, tmp_path: Path) -> None:
-    target = load_target(build(name))
-    net = hydra.fresh(target, layer=SHAPE if prefix else None)
-    drafter = saved(tmp_path, net, target)
-    for temperature in (0.0, 1.0):
-        right = written(target, drafters.load("none"), PROMPTS, 20, temperature)
-        assert written(target, drafter, PROMPTS, 20, temperature) == right
-
-
 @pytest.mark.parametrize("prefix", [False, True])
 def test_a_mix_keeps_the_features_of_others_nodes(prefix: bool, tmp_path: Path) -> None:
     """In a mix another drafter's nodes are committed too. What Hydra proposes then is what it proposes alone."""

@@ -201,15 +201,6 @@ def test_no_tree_changes_the_text(options: str, rule: str, temperature: float, t
     assert written(target, drafter, PROMPTS, 24, temperature, rule, budget) == plain[temperature]
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_families(name: str, temperature: float, tmp_path: Path) -> None:
-    target = load_target(build(name))
-    net = medusa.fresh(target)
-    right = written(target, drafters.load("none"), PROMPTS, 20, temperature)
-    assert written(target, saved(tmp_path, net, target), PROMPTS, 20, temperature) == right
-
-
 def test_a_mix_keeps_the_features_of_others_nodes(tmp_path: Path) -> None:
     """In a mix the last committed token may be another drafter's node: the feature is there all the same."""
     target, _ = cyclic()

@@ -18,7 +18,9 @@ OPTIONS = {"eagle": "?width=3&top_k=3", "eagle3": "?width=3&top_k=3", "mamba": "
 
 
 def shape(hidden: int, inputs: int) -> LayerShape:
-    return LayerShape(hidden, heads=4, kv_heads=2, head_dim=8, intermediate=48, inputs=inputs)
+    """Beside wide targets, of widths that compiled code reads."""
+    head_dim, intermediate = (8, 48) if hidden <= 32 else (32, 96)
+    return LayerShape(hidden, heads=4, kv_heads=2, head_dim=head_dim, intermediate=intermediate, inputs=inputs)
 
 
 def make_eagle(folder: Path, vocab: int, hidden: int) -> None:
@@ -30,9 +32,9 @@ def make_eagle3(folder: Path, vocab: int, hidden: int) -> None:
     """Narrower than its target, with a draft vocabulary of every token that no seventh is."""
     torch.manual_seed(4)
     kept = [t for t in range(vocab) if t % 7]
-    config = eagle3.Eagle3Config(
-        shape(24, 48), vocab, len(kept), hidden, (0, 1, 2), own_embedding=True, norm_before_residual=True
-    )
+    own = shape(3 * hidden // 4, 3 * hidden // 2)
+    more = {"own_embedding": True, "norm_before_residual": True}
+    config = eagle3.Eagle3Config(own, vocab, len(kept), hidden, (0, 1, 2), **more)
     net = eagle3.Eagle3Net(config).double()
     net.d2t = torch.tensor(kept) - torch.arange(len(kept))
     net.t2d = torch.tensor([t % 7 > 0 for t in range(vocab)])
