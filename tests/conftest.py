@@ -21,7 +21,7 @@ SHARED = ROOT.parent / "shared"
 BUILT = ROOT / "build" / "tests"  # compiled libraries, kept from run to run; a name is a digest of sources and flags
 MOST = 100  # of these libraries
 # Files whose fixtures or single tests take longest come first: what is left at the end is short, and shared by workers.
-FIRST = "test_distributed.py", "test_cli_bench.py", "test_ray.py"
+FIRST = "test_distributed.py", "test_cli_bench.py"
 
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
