@@ -37,7 +37,7 @@ def make_eagle3(folder: Path, vocab: int, hidden: int) -> None:
     torch.manual_seed(4)
     kept = [t for t in range(vocab) if t % 7]
     own = shape(3 * hidden // 4, 3 * hidden // 2)
-    more = {"own_embedding": True, "norm_before_residual": True}
+    more = {"own_embedding": True, "norm_before_residual": not wide(hidden)}
     config = eagle3.Eagle3Config(own, vocab, len(kept), hidden, (0, 1, 2), **more)
     net = eagle3.Eagle3Net(config).double()
     net.d2t = torch.tensor(kept) - torch.arange(len(kept))
