@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from heads import cyclic, rank_tree, run, stock, written
-from restless import Restless
+from heads import cyclic, rank_tree, run, stock
 from safetensors.torch import load_file, save_file
 from small import PROMPTS, VOCAB, build, sequential
 from torch import Tensor
@@ -175,26 +174,6 @@ def test_proposals_are_the_heads_best(prefix: bool, tmp_path: Path) -> None:
                 right |= {path[1:] for path in layer}
             assert rank_tree(made, b) == right
         batch.round()
-
-
-TREES = ["", "?tree=chain", "?tree=static&shape=3,2,2,1", "?tree=greedy63", "?top_k=3&width=2&scale=0.5"]
-
-
-@pytest.fixture(scope="module")
-def plain() -> dict[float, list[list[int]]]:
-    """Texts of plain decoding, by temperature."""
-    target = load_target(build("llama"))
-    return {t: written(target, drafters.load("none"), PROMPTS, 24, t) for t in (0.0, 1.0)}
-
-
-@pytest.mark.parametrize("options", TREES)
-@pytest.mark.parametrize(("rule", "temperature"), [("coupled", 0.0), ("coupled", 1.0), ("rejection", 0.0)])
-def test_no_tree_changes_the_text(options: str, rule: str, temperature: float, tmp_path: Path, plain: Any) -> None:
-    """Trees of two nodes, of nine and of 64, one after the other."""
-    target = load_target(build("llama"))
-    drafter = saved(tmp_path, random_net(), target, options)
-    budget = Restless((Budget(2, 4), Budget(9, 4), Budget(64, 4)))
-    assert written(target, drafter, PROMPTS, 24, temperature, rule, budget) == plain[temperature]
 
 
 @pytest.mark.parametrize("prefix", [False, True])

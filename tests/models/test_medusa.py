@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 from heads import cyclic, rank_tree, run, stock, written
-from restless import Restless
 from safetensors.torch import load_file, save_file
 from small import PROMPTS, VOCAB, build, sequential
 
@@ -179,26 +178,6 @@ def test_the_noise_of_their_own_position_ranks_candidates(tmp_path: Path) -> Non
     for d in range(1, 5):
         right = (logits[:, d - 1].numpy() + np.float32(0.7) * view.noise(d)).argmax(-1)
         assert np.array_equal(made.tokens[:, d], right)
-
-
-TREES = ["", "?tree=chain", "?tree=static&shape=5,4,3,2", "?tree=greedy63", "?top_k=3&scale=0.5"]
-
-
-@pytest.fixture(scope="module")
-def plain() -> dict[float, list[list[int]]]:
-    """Texts of plain decoding, by temperature."""
-    target = load_target(build("llama"))
-    return {t: written(target, drafters.load("none"), PROMPTS, 24, t) for t in (0.0, 1.0)}
-
-
-@pytest.mark.parametrize("options", TREES)
-@pytest.mark.parametrize(("rule", "temperature"), [("coupled", 0.0), ("coupled", 1.0), ("rejection", 0.0)])
-def test_no_tree_changes_the_text(options: str, rule: str, temperature: float, tmp_path: Path, plain: Any) -> None:
-    """Trees of two nodes, of nine and of 64, one after the other."""
-    target = load_target(build("llama"))
-    drafter = saved(tmp_path, random_net(medusa.MedusaConfig(VOCAB, 32, share_head=True)), target, options)
-    budget = Restless((Budget(2, 4), Budget(9, 4), Budget(64, 4)))
-    assert written(target, drafter, PROMPTS, 24, temperature, rule, budget) == plain[temperature]
 
 
 def test_a_mix_keeps_the_features_of_others_nodes(tmp_path: Path) -> None:
