@@ -56,7 +56,8 @@ def files(name: str, dtype: torch.dtype, **more: Any) -> Callable[[Path], Target
 
 def blocks(kind: str, dtype: str, weights: str = "full") -> Callable[[Path], Target]:
     """Native passes over a GGUF file."""
-    return lambda folder: load(write(folder / "m.gguf", made("llama", WHOLE, hidden_size=256), kind), dtype, weights)
+    sizes = {"hidden_size": 256, "head_dim": 64, "intermediate_size": 256}  # wide enough for blocks of 256
+    return lambda folder: load(write(folder / "m.gguf", made("llama", WHOLE, **sizes), kind), dtype, weights)
 
 
 STOCKS = {
