@@ -333,21 +333,33 @@ def test_kinds_and_widths_that_have_no_integer_form(code: Library) -> None:
         assert code.int8_bytes(kind, 16, width) == 0
 
 
-LEAST = "v_fma(v_set1(x[i].total), v_load_f16_all(d + 2 * PANEL_ROWS), sum[i])"
+LEAST = "sum[i] = v_fma(v_set1(x[i].total), v_load_f16_all(d + 2 * PANEL_ROWS), sum[i]);"
+ROUNDED = "rounded[i] = _mm256_cvtps_epi32(_mm256_mul_ps(x[i], _mm256_set1_ps(factor)));"
 MUTANTS = {
-    "minima are left out": ("gemm/int8.h", LEAST, "sum[i]"),
-    "a row has another's scale": ("gemm/int8.h", "v_mul(dot[i], v_set1(x[i]", "v_mul(dot[i], v_set1(x[0]"),
-    "activations are cut off": ("simd/int8.h", "_mm256_cvtps_epi32(", "_mm256_cvttps_epi32("),
-    "offsets are left out": ("gemm/int8.h", "offset ? i8_shift_sums(", "0 ? i8_shift_sums("),
-}  # fmt: skip
+    "minima are left out": ("gemm/int8.h", LEAST, f"if (!WRONG) {LEAST}"),
+    "a row has another's scale": (
+        "gemm/int8.h",
+        "v_mul(dot[i], v_set1(x[i].scale))",
+        "v_mul(dot[i], v_set1(x[WRONG ? 0 : i].scale))",
+    ),
+    "activations are cut off": ("simd/int8.h", ROUNDED, f"{ROUNDED} if (WRONG) {ROUNDED.replace('cvt', 'cvtt')}"),
+    "offsets are left out": (
+        "gemm/int8.h",
+        "offset = SIGNED(f) ? 0 : f.offset,",
+        "offset = SIGNED(f) || WRONG ? 0 : f.offset,",
+    ),
+}
+NAMES = [*MUTANTS]
 
 
-@pytest.mark.parametrize("mutant", MUTANTS)
-def test_wrong_products_are_found(mutant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The reference tells them apart."""
+@pytest.mark.parametrize("mutant", [*MUTANTS, "none"])
+def test_wrong_products_differ_from_the_documented_order(
+    mutant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cases = [matrix(name, 13, 64) for name in ("Q4_1", "Q8_0", "Q5_0")]
-    x = activations(3, 64)
-    with mutated(monkeypatch, tmp_path, *MUTANTS[mutant]):
+    x, chosen = activations(3, 64), NAMES.index(mutant) if mutant in NAMES else -1
+    with mutated(monkeypatch, tmp_path, [*MUTANTS.values()], chosen):
         code = library("bfloat16", "float32")
         assert code is not None
-        assert not all(np.array_equal(multiply(code, case.packed(code), x, 13), expected(case, x)) for case in cases)
+        right = all(np.array_equal(multiply(code, case.packed(code), x, 13), expected(case, x)) for case in cases)
+        assert right is (mutant == "none")
