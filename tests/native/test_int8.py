@@ -334,7 +334,7 @@ def test_kinds_and_widths_that_have_no_integer_form(code: Library) -> None:
 
 
 LEAST = "sum[i] = v_fma(v_set1(x[i].total), v_load_f16_all(d + 2 * PANEL_ROWS), sum[i]);"
-ROUNDED = "rounded[i] = _mm256_cvtps_epi32(_mm256_mul_ps(x[i], _mm256_set1_ps(factor)));"
+ROUNDED = "_mm256_cvtps_epi32(_mm256_mul_ps(x[i], _mm256_set1_ps(factor)))"
 MUTANTS = {
     "minima are left out": ("gemm/int8.h", LEAST, f"if (!WRONG) {LEAST}"),
     "a row has another's scale": (
@@ -342,7 +342,7 @@ MUTANTS = {
         "v_mul(dot[i], v_set1(x[i].scale))",
         "v_mul(dot[i], v_set1(x[WRONG ? 0 : i].scale))",
     ),
-    "activations are cut off": ("simd/int8.h", ROUNDED, f"{ROUNDED} if (WRONG) {ROUNDED.replace('cvt', 'cvtt')}"),
+    "activations are cut off": ("simd/int8.h", ROUNDED, f"(WRONG ? {ROUNDED.replace('cvt', 'cvtt')} : {ROUNDED})"),
     "offsets are left out": (
         "gemm/int8.h",
         "offset = SIGNED(f) ? 0 : f.offset,",

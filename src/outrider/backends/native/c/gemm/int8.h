@@ -48,12 +48,10 @@ INLINE void quantise_block(const act_t *from, Activations *to) {
     }
 }
 
-/* `n` rows of x, block by block: all rows' first blocks, then all second ones. */
-static const Activations *quantise_rows(const act_t *x, int64_t n, int64_t width, void *buffer) {
-    Activations *to = buffer;
-    for (int64_t k = 0; k < width; k += BLOCK_WEIGHTS)
-        for (int64_t i = 0; i < n; i++) quantise_block(x + i * width + k, to++);
-    return buffer;
+/* The blocks `first` .. `last` - 1 of `n` rows of x, to [block, row]. */
+static void quantise_rows(const act_t *x, int64_t n, int64_t width, int64_t first, int64_t last, Activations *to) {
+    for (int64_t b = first; b < last; b++)
+        for (int64_t i = 0; i < n; i++) quantise_block(x + i * width + b * BLOCK_WEIGHTS, to + b * n + i);
 }
 
 /* Are a kind's quants too large for pairs of products in int16? Without VNNI they have a sign then. */

@@ -39,14 +39,31 @@ INLINE void end_product(void) {}
 #define ACTS_BYTES(n, width)                                                                                           \
     (PACKED_BYTES(n, width) > INT8_BYTES(n, width) ? PACKED_BYTES(n, width) : INT8_BYTES(n, width))
 
-/* Rows of x as products with a matrix of this kind read them; such products follow. */
-INLINE const void *prepare_acts(int64_t kind, const act_t *x, int64_t n, int64_t width, act_t *buffer) {
-    if (IS_INTEGER(kind)) {
-        begin_int8_product();
-        return quantise_rows(x, n, width, buffer);
+#define SHARED_ROWS 16 /* rows from which threads quantise activations together, in the scratch of the first one */
+
+INLINE int shares_acts(int64_t kind, int64_t n, const Thread *thread) {
+    return IS_INTEGER(kind) && n >= SHARED_ROWS && thread->count > 1;
+}
+
+/* Rows of x as the GEMM with a matrix of this kind reads them. Where `shares_acts`, all threads call this, and wait for
+   each other before the activations are overwritten. */
+INLINE const void *
+prepare_acts(int64_t kind, const act_t *x, int64_t n, int64_t width, act_t *buffer, const Thread *thread) {
+    if (!IS_INTEGER(kind)) {
+        begin_product(n);
+        return pack_acts(x, n, width, buffer);
     }
-    begin_product(n);
-    return pack_acts(x, n, width, buffer);
+    const int64_t blocks = width / BLOCK_WEIGHTS;
+    const Thread first = {.scratch = thread->region->scratch};
+    begin_int8_product();
+    if (!shares_acts(kind, n, thread)) {
+        quantise_rows(x, n, width, 0, blocks, (Activations *)buffer);
+        return buffer;
+    }
+    buffer = scratch_of(&first, width).acts;
+    quantise_rows(x, n, width, share_begin(thread, blocks), share_end(thread, blocks), (Activations *)buffer);
+    barrier(thread);
+    return buffer;
 }
 
 /* The results of `n` prepared rows for the LANES outputs from `first` on, as rows of LANES numbers. Outputs from `last`
@@ -84,7 +101,7 @@ static void matmul(
     const Scratch scratch = scratch_of(thread, width);
     for (int64_t m = 0; m < n; m += CHUNK_ROWS) {
         const int64_t rows = n - m < CHUNK_ROWS ? n - m : CHUNK_ROWS;
-        const void *acts = prepare_acts(w.kind, x + m * width, rows, width, scratch.acts);
+        const void *acts = prepare_acts(w.kind, x + m * width, rows, width, scratch.acts, thread);
         for (int64_t j = first; j < last; j += LANES) {
             const int64_t count = last - j < LANES ? last - j : LANES;
             multiply_lanes(acts, rows, width, w, j, outputs, scratch, results);
@@ -104,6 +121,7 @@ static void matmul(
             }
         }
         end_product();
+        if (shares_acts(w.kind, rows, thread)) barrier(thread);
     }
 }
 
@@ -122,7 +140,7 @@ static void matmul_inner(
     const Scratch scratch = scratch_of(thread, width);
     for (int64_t m = 0; m < n; m += CHUNK_ROWS) {
         const int64_t rows = n - m < CHUNK_ROWS ? n - m : CHUNK_ROWS;
-        const void *acts = prepare_acts(inner->up.kind, x + m * width, rows, width, scratch.acts);
+        const void *acts = prepare_acts(inner->up.kind, x + m * width, rows, width, scratch.acts, thread);
         for (int64_t j = first; j < last; j += LANES) {
             const int64_t count = last - j < LANES ? last - j : LANES;
             if (inner->gate.data) multiply_lanes(acts, rows, width, inner->gate, j, outputs, scratch, gates);
@@ -130,6 +148,7 @@ static void matmul_inner(
             finish_inner(inner, gates, ups, LANES, rows, j, count, y + m * outputs, outputs);
         }
         end_product();
+        if (shares_acts(inner->up.kind, rows, thread)) barrier(thread);
     }
 }
 
