@@ -15,7 +15,6 @@ from .budgets.adaptive import AdaptiveBudget
 from .budgets.bandit import BanditBudget
 from .budgets.budgeter import Budgeter
 from .budgets.memory import Memory, file_of
-from .budgets.shapes import part_of
 from .core.noise import GumbelNoise
 from .core.protocols import Drafter, Target
 from .core.text import Detokenizer, detokenizer, text_of
@@ -337,4 +336,4 @@ def load(
 
 def chooses(budget: Any) -> bool:
     """Does this budget choose among drafters?"""
-    return isinstance(budget, BanditBudget) and any(map(part_of, budget.arms))
+    return isinstance(budget, BanditBudget) and any(part for part, _ in budget.arms)

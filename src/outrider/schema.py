@@ -57,9 +57,12 @@ def typed(name: str, hint: Any, value: Any) -> Any:
     origin, inner = get_origin(hint) or hint, get_args(hint)
     if origin is tuple and len(inner) == 2 and inner[1] is Ellipsis:
         return tuple(typed(name, inner[0], x) for x in _is(name, value, list | tuple, "a list"))
+    if origin is list and inner:
+        return [typed(name, inner[0], x) for x in _is(name, value, list, "a list")]
     if origin in (dict, Mapping):
-        of = inner[1] if inner else Any
-        return {str(key): typed(str(key), of, x) for key, x in _is(name, value, Mapping, "an object").items()}
+        key, of = inner or (str, Any)
+        pairs = _is(name, value, Mapping, "an object").items()
+        return {(int(x) if key is int else str(x)): typed(str(x), of, y) for x, y in pairs}
     if hint in (bool, str):
         return _is(name, value, hint, "true or false" if hint is bool else "a string")
     if hint in (int, float):

@@ -24,7 +24,6 @@ from transformers import (
 
 import outrider
 from outrider.budgets.budgeter import FixedBudget
-from outrider.budgets.calibration import inside
 from outrider.core.types import Budget
 from outrider.drafters._text import LOOSE, MUCH, Line
 from outrider.drafters._words import Shared, Spelling
@@ -267,7 +266,7 @@ def test_shared_laws_are_proper(folders: Any) -> None:
     llm = outrider.load(
         folders["bytes"], f"model:{folders['pieces']}?vocab=shared&tree=static&shape=2,2", dtype="float64"
     )
-    drafter: Any = inside(llm.drafter)
+    drafter: Any = llm.drafter.uncalibrated
     seen = []
     engine = llm.engine("rejection", FixedBudget(7, 2))
     batch, _ = Batch.start(engine, [Row(Request([5, 6, 7, 8], 1, 30, Sampling(1.0)), 0)])

@@ -27,11 +27,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-from ..core.protocols import Drafter
 from ..core.types import DraftTree
-from .acceptance import Bins, Ratio
+from .acceptance import Ratio
 
 KEEP = 0.998  # of the information, per family: what the fit remembers is worth 500 of them
 PRIOR = 16.0  # information that the first s is worth
@@ -101,31 +99,23 @@ class Fit:
         step = max(-STEP, min(STEP, slope / self.information))
         self.scale = min(max(self.scale * math.exp(step), BOUNDS[0]), BOUNDS[1])
 
-    def state(self) -> float:
-        """As JSON."""
-        return self.scale
-
-    def restore(self, state: Any) -> None:
-        """Take over a state; ValueError or TypeError where it is none."""
-        if not BOUNDS[0] <= float(state) <= BOUNDS[1]:
-            raise ValueError("not a scale")
-        self.scale = float(state)
-
 
 @dataclass
-class Rates(Bins):
+class Rates:
     """How often children were right, by their confidence. It begins as half of that: a count is no probability."""
 
     bins: list[Ratio] = field(default_factory=lambda: [Ratio() for _ in range(BINS)])
 
+    def __post_init__(self) -> None:
+        if len(self.bins) != BINS:
+            raise ValueError(f"there are {BINS} bins")
+
     def learn(self, family: Family) -> None:
         for confidence, hit in family.pairs:
-            self[confidence].add(hit, keep=KEEP)
+            self._bin(confidence).add(hit, keep=KEEP)
 
     def of(self, confidence: float) -> float:
-        return self[confidence].value(confidence / 2, 2.0)
+        return self._bin(confidence).value(confidence / 2, 2.0)
 
-
-def inside(drafter: Drafter) -> Drafter:
-    """The drafter itself, without its calibration."""
-    return drafter.uncalibrated
+    def _bin(self, confidence: float) -> Ratio:
+        return self.bins[min(BINS - 1, int(BINS * confidence))]

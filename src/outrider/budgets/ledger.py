@@ -25,8 +25,7 @@ class Ledger:
 
     def begin(self, rows: int, share: float, plain: float) -> None:
         """This share of the batch is new; a plain round takes `plain` seconds."""
-        size = nearest(rows)
-        self.debt[size] = max(0.0, self.debt.get(size, 0.0) - FORGIVEN * share**2 * plain)
+        self.charge(rows, -FORGIVEN * share**2 * plain)
 
     def owed(self, rows: int) -> float:
         return self.debt.get(nearest(rows), 0.0)
@@ -37,7 +36,7 @@ class Ledger:
 
     def pay(self, rows: int, seconds: float) -> None:
         """A round of so many seconds pays off its share."""
-        self.debt[nearest(rows)] = max(0.0, self.owed(rows) - TRIES / rows ** (1 / 3) * seconds)
+        self.charge(rows, -TRIES / rows ** (1 / 3) * seconds)
 
     def charge(self, rows: int, lost: float) -> None:
         """A round with drafts lost so many seconds, or saved them (below 0)."""

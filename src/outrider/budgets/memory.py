@@ -1,37 +1,29 @@
 """What the adaptive budget has learned, kept between runs: a small file in the user's cache directory.
 
 One file for each model, drafter, rule, precision and machine, with costs, acceptance, the scale of each drafter's
-confidences and what a mix has learned of its parts. Debts are not kept. Under `coupled` no text depends on it.
+confidences and what a mix has learned of its parts. All of these are dataclasses; their fields with `init=False` are
+the state of one run, and are not kept. Under `coupled` no text depends on the file.
 """
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from time import monotonic
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from .. import kept, machine
+from ..params import InputError
+from ..schema import from_dict
 from .adaptive import LEARN, AdaptiveBudget
 
 EVERY = 20.0  # seconds between two writes, at least
-FORMAT = 5
-
-
-@runtime_checkable
-class Learner(Protocol):
-    """What learns from rounds and can hand that on to another run."""
-
-    def state(self) -> Any:
-        """As JSON."""
-
-    def restore(self, state: Any) -> None:
-        """Take it over; ValueError, KeyError, TypeError or AttributeError where it is none."""
+FORMAT = 6
+LARGEST = 1e9  # nothing that is learned is larger, or below 0
 
 
 def file_of(device: str, *about: str) -> Path:
@@ -48,28 +40,27 @@ class Memory:
 
     file: Path
     budget: AdaptiveBudget
-    learners: Sequence[Learner] = ()  # of the drafter
+    learners: Sequence[Any] = ()  # of the drafter (`Drafter.learners`)
     rounds: int = 0  # of the budget when it was last written
     at: float = field(default_factory=monotonic)
 
     @property
-    def parts(self) -> list[Learner]:
+    def parts(self) -> list[Any]:
         return [self.budget.cost, self.budget.acceptance, *self.learners]
 
     def recall(self) -> bool:
-        """Take over what the file holds; False where there is none, or none that can be read."""
+        """Take over what the file holds; False where there is none, or none that is valid."""
         try:
-            state = json.loads(self.file.read_text(encoding="utf-8"))
+            text = self.file.read_text(encoding="utf-8")
+            state = json.loads(text, parse_int=_number, parse_float=_number, parse_constant=_number)
             if state["format"] != FORMAT:
                 return False
-            pairs = list(zip(self.parts, state["parts"], strict=True))
-            for part, of_part in pairs:
-                copy.deepcopy(part).restore(of_part)  # all can be read, or nothing is
-        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+            pairs = zip(self.parts, state["parts"], strict=True)
+            learned = [(part, from_dict(type(part), values)) for part, values in pairs]
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError, InputError):
             return False
-        for part, of_part in pairs:
-            part.restore(of_part)
-        self.budget.seen = dict.fromkeys(self.budget.cost.draft, LEARN)
+        for part, new in learned:
+            vars(part).update(vars(new))
         return True
 
     def keep(self) -> None:
@@ -79,6 +70,23 @@ class Memory:
             return
         self.rounds, self.at = self.budget.rounds, now
         try:
-            kept.write(self.file, {"format": FORMAT, "parts": [part.state() for part in self.parts]})
+            kept.write(self.file, {"format": FORMAT, "parts": [_values(part) for part in self.parts]})
         except OSError:
             self.at = float("inf")  # no further tries
+
+
+def _values(value: Any) -> Any:
+    """As JSON has it."""
+    if is_dataclass(value):
+        return {f.name: _values(getattr(value, f.name)) for f in fields(value) if f.init}
+    if isinstance(value, dict):
+        return {key: _values(x) for key, x in value.items()}
+    return [_values(x) for x in value] if isinstance(value, list) else value
+
+
+def _number(text: str) -> float:
+    """A number of a file; ValueError for one that nothing learns."""
+    value = int(text) if text.isdigit() else float(text)
+    if not 0 <= value < LARGEST:
+        raise ValueError(text)
+    return value

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..budgets.calibration import Fit, families
-from ..budgets.memory import Learner
 from ..core.protocols import Drafter, Drafting, Round
 from ..core.types import Budget, DraftTree, Rows
 
@@ -29,7 +28,7 @@ class Calibrated(Drafter):
         return self.inner
 
     @property
-    def learners(self) -> list[Learner]:
+    def learners(self) -> list[Any]:
         return [self.fit, *self.inner.learners]
 
     @property

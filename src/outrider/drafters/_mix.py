@@ -17,17 +17,17 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 
 from ..budgets.adaptive import LATE
-from ..budgets.calibration import LEAST, Family, Rates, inside
-from ..budgets.memory import Learner
+from ..budgets.calibration import LEAST, Family, Rates
 from ..core.protocols import Drafter, Drafting, Round, TargetOutput
 from ..core.tree import best_of, from_lists, padded, root_only
 from ..core.types import Budget, DraftTree, HostRow, Rows
 from ..params import InputError
-from ._asking import Asking
+from ._gate import Gate
 from ._calibrated import Calibrated, calibrated
 
 Places = list[list[int]]  # [row][node]: where a tree's nodes went in the tree of the mix; -1: cut
@@ -57,13 +57,13 @@ class Proposal:
 @dataclass(frozen=True)
 class MixDrafter(Drafter):
     """Drafters in order of trust. `rates`: of those whose confidences are not fitted, where networks have drafted too
-    or there are none, and `alone`, where these have not been asked; `asking` decides that. All are shared by all
+    or there are none, and `alone`, where these have not been asked; `gate` decides that. All are shared by all
     generations."""
 
     parts: tuple[Drafter, ...] = field()
     rates: tuple[Rates | None, ...]
     alone: tuple[Rates | None, ...]
-    asking: Asking = field(default_factory=Asking)
+    gate: Gate = field(default_factory=Gate)
     clock: Callable[[], float] = perf_counter
 
     @property
@@ -76,10 +76,10 @@ class MixDrafter(Drafter):
         return all(part.reopens for part in self.parts)
 
     @property
-    def learners(self) -> list[Learner]:
+    def learners(self) -> list[Any]:
         """What it keeps between runs (`budgets/memory.py`)."""
         rates = [rate for rate in (*self.rates, *self.alone) if rate is not None]
-        return [*rates, self.asking, *super().learners]
+        return [*rates, self.gate, *super().learners]
 
     def open(self, prompts: Sequence[Sequence[int]], capacity: int) -> MixDrafting:
         return MixDrafting(self, [part.open(prompts, capacity) for part in self.parts])
@@ -120,19 +120,19 @@ class MixDrafting(Drafting):
     def propose(self, rows: Rows, budget: Budget) -> DraftTree:
         mix, coupled = self.mix, rows.rule == "coupled"
         if new := sum(serial == 0 for serial in rows.serial):
-            mix.asking.begin(len(rows), new / len(rows))
+            mix.gate.begin(len(rows), new / len(rows))
         networks = [k for k, rate in enumerate(mix.rates) if rate is None]
         trees = {k: _cheap(part, rows, budget) for k, part in enumerate(self.parts) if k not in networks}
         asked, chances = True, list[float]()
         if networks and trees and coupled and _valued(trees.values()):
             chances = _chances(trees, mix.alone)
             most = [min(budget.depth, left - 1) for left in rows.remaining]
-            asked = mix.asking.asks(chances, most, max(tree.nodes for tree in trees.values()), budget)
+            asked = mix.gate.allows(chances, most, max(tree.nodes for tree in trees.values()), budget)
         began = mix.clock()
         for k in networks:
             trees[k] = Proposal.of(self.parts[k].propose(rows, budget) if asked else root_only(rows.root))
         if chances and asked:
-            mix.asking.time(len(rows), mix.clock() - began, self.unasked >= LATE)
+            mix.gate.time(len(rows), mix.clock() - began, self.unasked >= LATE)
         if asked:
             self.unasked = 0
         found = [trees[k] for k in range(len(self.parts))]
@@ -155,7 +155,7 @@ class MixDrafting(Drafting):
             if last.asked:
                 told = [r for r, left in enumerate(remaining) if left > 1]  # a text's last token is nobody's gain
                 gains = [max(0, len(chosen[r]) - 1 - _followed(without, r, chosen[r])) for r in told]
-                mix.asking.learn([last.chances[r] for r in told], gains, _added(last.maps, cheap))
+                mix.gate.learn([last.chances[r] for r in told], gains, _added(last.maps, cheap))
         if last.asked:
             learn([made.host for made in last.trees], mix.rates, chosen)
 
@@ -325,7 +325,7 @@ def translated(round: Round, tree: DraftTree, where: Places) -> Round:
 
 def of(parts: Sequence[Drafter]) -> MixDrafter:
     """Mix drafters, in order of trust."""
-    if len({type(inside(p)) for p in parts}) < len(parts):
+    if len({type(p.uncalibrated) for p in parts}) < len(parts):
         raise InputError("two drafters of the same method cannot be mixed; choose one")
     fitted = [isinstance(calibrated(p), Calibrated) for p in parts]
     rates, alone = (tuple(None if f else Rates() for f in fitted) for _ in range(2))

@@ -15,7 +15,6 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from ..budgets import parse
 from ..budgets.budgeter import Budgeter, Report, may_draft
-from ..budgets.calibration import inside
 from ..core import verify
 from ..core.clock import Clock
 from ..core.noise import GumbelNoise
@@ -228,9 +227,9 @@ class Batch:
         n, b, promised = tree.nodes, len(self.rows), 0.0
         if tree.values is not None:
             promised = math.fsum(math.exp(value) for _, _, logs in tree.host for value in logs[1:])
-        drafted, rest = min(asked, tree.deepest), seconds - draft - verify
+        rest = seconds - draft - verify
         total = sum(done.sizes) if self.engine.target.ragged else 0
-        report = Report(b, asked, n, draft, verify, rest, hits, drafted, promised, len(counts), total)
+        report = Report(b, asked, n, draft, verify, rest, hits, promised, len(counts), total)
         self.engine.budget.learn(report)
         seconds = clock.total  # with what the budget's learning took
         for row in self.rows:
@@ -260,7 +259,7 @@ class Batch:
             budget = replace(budget, floor=0.0, reach=0.0, price=None, rate=0.0)
         tree = self.drafting.propose(view, budget)
         if wrong := flaw(tree, view.root, self.engine.target.vocab):
-            kind = type(inside(self.engine.drafter))
+            kind = type(self.engine.drafter.uncalibrated)
             raise InputError(f"the drafter {kind.__module__}.{kind.__qualname__} proposed a broken tree: {wrong}")
         return tree
 
