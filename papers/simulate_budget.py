@@ -40,11 +40,11 @@ import numpy as np
 
 from outrider.budgets.adaptive import AdaptiveBudget
 from outrider.budgets.budgeter import Budgeter, FixedBudget, Report
-from outrider.budgets.calibration import Rates
 from outrider.core.noise import GumbelNoise
 from outrider.core.protocols import Drafter, Drafting, Round, TargetOutput
 from outrider.core.tree import best_of, from_lists, priced, root_only
 from outrider.core.types import Array, Budget, DraftTree, HostRow, Rows
+from outrider.drafters._calibrated import Rates
 from outrider.drafters._mix import MixDrafter
 from outrider.params import Sampling
 

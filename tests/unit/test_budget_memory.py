@@ -10,13 +10,12 @@ import pytest
 
 import outrider
 from outrider.budgets import memory
-from outrider.budgets.acceptance import PRIOR
 from outrider.budgets.adaptive import LEARN, AdaptiveBudget
 from outrider.budgets.budgeter import Report
-from outrider.budgets.calibration import Family, Fit, Rates
 from outrider.budgets.memory import Memory, file_of
 from outrider.core.price import Price
 from outrider.core.types import Budget
+from outrider.drafters._calibrated import Family, Fit, Rates
 from outrider.drafters._gate import Gate
 
 
@@ -44,7 +43,7 @@ def test_it_comes_back(tmp_path: Path) -> None:
 WRONG_COSTS: list[dict[str, Any]] = [
     {"verify": {"points": {"2": -1.0}, "counts": {"2": 1}}}, {"verify": {"points": {"0": 1.0}, "counts": {"0": 1}}},
     {"verify": {"points": {"2": 1.0}}}, {"verify": 3}, {"draft": {"1": 3}}, {"draft": {"x": {}}},
-    {"nodes": {"1": {"points": {"2": float("nan")}, "counts": {"2": 1}}}}, {"rest": float("nan")}, {"rest": -1.0},
+    {"nodes": {"1": {"points": {"2": float("nan")}, "counts": {"2": 1}}}}, {"rounds": -1},
     {"rounds": 1.5}, {"rounds": 10**12}, {"summed": 2}, {"more": 1},
 ]  # fmt: skip
 WRONG_SHARES: list[dict[str, Any]] = [

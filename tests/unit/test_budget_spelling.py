@@ -36,7 +36,8 @@ def test_shapes_of_several_drafters() -> None:
     ("text", "reason"),
     [
         ("", "a budget is auto, none"), ("much", "a budget is auto, none"), ("3,b", "not '3,b'"), ("16x", "not '16x'"),
-        ("3,2,1 2x2", "not '2x2'"), ("1x6", "2 to 256 nodes"), ("16x0", "depth of 1 or more"), ("999x6", "2 to 256 nodes"),
+        ("3,2,1 2x2", "not '2x2'"), ("1x6", "2 to 256 nodes"), ("16x0", "depth of 1 or more"),
+        ("999x6", "2 to 256 nodes"),
         ("3,0", "1 or more children"), ("300", "at most 256 nodes"), ("0:2 1", "counted from 1, not '0:2'"),
         ("2,1 2,1", "each of them once"), ("none 2:none", "each of them once"), ("2:3,2", "second drafter"),
     ],

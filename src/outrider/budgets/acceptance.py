@@ -36,33 +36,34 @@ class Acceptance:
     """
 
     recent: list[Ratio] = field(default_factory=list)  # [depth - 1]
-    earlier: list[list[Ratio]] = field(default_factory=lambda: [[], []])  # [sampled?], the same
+    earlier: list[list[Ratio]] = field(default_factory=lambda: [[], []])  # [sampled?], the same; []: none came yet
     sampled: bool = False
     promised: Ratio = field(default_factory=Ratio)  # accepted tokens over those that values promised
 
     def __post_init__(self) -> None:
-        if len(self.earlier) != 2 or any(len(record) != len(self.recent) for record in self.earlier):
+        if len(self.earlier) != 2 or any(len(record) not in (0, len(self.recent)) for record in self.earlier):
             raise ValueError("the records have different depths")
 
     def begin(self, share: float, sampled: bool) -> None:
         """This share of the batch is new."""
-        self.sampled = sampled
-        for now, own, other in zip(self.recent, self.earlier[sampled], self.earlier[not sampled], strict=True):
-            usual = own.value(other.value(), PRIOR)
-            value = (1 - share) * now.value() + share * usual
+        self.sampled, usual = sampled, self.earlier[sampled]
+        if not usual:
+            usual += [Ratio(PRIOR * ratio.value(), PRIOR) for ratio in self.earlier[not sampled]]
+        for now, before in zip(self.recent, usual, strict=True):
+            value = (1 - share) * now.value() + share * before.value()
             now.bottom += share * (PRIOR - now.bottom)
             now.top = value * now.bottom
 
     def learn(self, accepted: Sequence[int], rows: int, promised: float) -> None:
         """Add a round: of `rows` sequences `accepted[d]` accepted depth d + 1; values promised so many tokens."""
+        usual, other = self.earlier[self.sampled], self.earlier[not self.sampled]
         for d, hits in enumerate(accepted):
             if d == len(self.recent):  # a depth never drafted is assumed to continue as the one above
                 guess = PRIOR * self.shares(d + 1)[d]
-                self.recent.append(Ratio(guess, PRIOR))
-                self.earlier[self.sampled].append(Ratio(guess, PRIOR))
-                self.earlier[not self.sampled].append(Ratio())
+                for record in (self.recent, usual, other) if other else (self.recent, usual):
+                    record.append(Ratio(guess, PRIOR))
             self.recent[d].add(hits, rows, DECAY)
-            self.earlier[self.sampled][d].add(hits, rows, SLOW)
+            usual[d].add(hits, rows, SLOW)
         if promised:
             self.promised.add(sum(accepted), promised)
 

@@ -13,8 +13,8 @@ costs time, so no other set is better. The drafter goes deeper only while its be
 node that is sure to be cut (`Budget.reach`, `Budget.floor`). These three look at the draft, which only the rule
 `coupled` allows; the engine clears them under the others. Depth and nodes look at past rounds alone.
 
-Some drafters read a text only before their first draft of it, or after LATE rounds without one. That time is part of
-what drafts lose, but says nothing of what a further draft costs.
+Some drafters read a text only before their first draft of it, or after LATE rounds without one. That time says nothing
+of what a further draft costs; it is a loss, and a text whose rest would not repay it is not drafted for.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from .ledger import Ledger
 
 LEARN = 6  # first rounds, which measure; the first warms up, and the second has no draft
 FIRST = (16, 4)  # nodes and depth of a draft when nothing is known
-EXPLORE = 36  # every so many rounds nothing is drafted, so that the cost of plain rounds stays known
+EXPLORE = 12  # every so many rounds another depth is drafted, or nothing, so that no estimate grows stale
+EMPTY = 2  # drafts in a row of which no node was left; the next try is not cut, or passes would not be measured again
 LATE = 8  # rounds without drafts after which a drafter has more to read than usual
 STALE = 8  # rounds for which a forecast is kept: it costs as much as a short draft
 PLAIN = Budget(1, 0)
@@ -47,9 +48,11 @@ class AdaptiveBudget:
     acceptance: Acceptance = field(default_factory=Acceptance)
     ledger: Ledger = field(default_factory=Ledger)
     rounds: int = 0
-    idle: int = 0  # rounds since the last draft
-    trying: bool = False  # is this draft a measurement, which is not cut to what pays?
-    behind: bool = False  # has the drafter text to read before its next draft?
+    idle: int = 0  # rounds since the last draft; LATE where a text is new
+    empty: int = 0  # drafts in a row of which no node was left
+    trying: bool = False  # does this round draft against the forecast?
+    uncut: bool = False  # is its draft not cut to what pays?
+    reading: float = 0.0  # seconds that drafts took longer where text had to be read first, recently
     _kept: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)  # forecasts and prices
 
     @property
@@ -59,37 +62,43 @@ class AdaptiveBudget:
 
     def choose(self, rows: Rows) -> Budget:
         """The budget of the next round."""
-        self.trying = False
+        self.trying = self.uncut = False
         b, drafting = len(rows), sum(left > 1 for left in rows.remaining)
         depth = min(self.depth, max(rows.remaining) - 1)
         if depth < 1:
             return PLAIN
         if new := rows.serial.count(0):
             self._begin(b, new / b, rows.sampled)
-        self.behind = self.behind or self.idle >= LATE
         if self.measuring:
-            return PLAIN if self.rounds == 1 else self._try(b, min(depth, FIRST[1]))
+            return PLAIN if self.rounds == 1 else self._uncut(b, min(depth, FIRST[1]))
         best, draft, rate = self._forecast(b, drafting)
-        if self.ledger.owed(b) > (self.ledger.hold(b, self.cost.plain(b)) if best else 0.0):
+        plain = self.cost.plain(b)
+        if self.idle >= LATE and self.reading > max(rows.remaining) * max(0.0, plain - b / rate):
+            best = 0
+        if self.ledger.owed(b) > (self.ledger.hold(b, plain) if best else 0.0):
             return PLAIN
         if not best:
-            return self._try(b, min(depth, draft), rate / b)
-        return self._draft(b, drafting, min(depth, best), rate) if self.rounds % EXPLORE else PLAIN
+            self.trying = True
+            if self.empty >= EMPTY:
+                return self._uncut(b, min(depth, draft))
+        elif self.rounds % EXPLORE == 0:
+            draft = (0, best + 1, max(1, best - 1))[self.rounds // EXPLORE % 3]
+        return self._cut(b, drafting, min(depth, draft), rate) if draft else PLAIN
 
     def _begin(self, rows: int, share: float, sampled: bool) -> None:
         """This share of the batch is new."""
-        self.behind = True
+        self.idle = LATE
         self.acceptance.begin(share, sampled)
         self.ledger.begin(rows, share, self.cost.plain(rows))
         self._kept.clear()
 
-    def _try(self, rows: int, depth: int, rate: float = 0.0) -> Budget:
-        """A draft that is not cut to what pays: else what passes over drafts cost would not be measured again."""
-        self.trying = True
-        return Budget(min(self.nodes, FIRST[0], max(2, MOST // rows)), depth, rate=rate)
+    def _uncut(self, rows: int, depth: int) -> Budget:
+        """A small draft that is not cut to what pays."""
+        self.uncut = True
+        return Budget(min(self.nodes, FIRST[0], max(2, MOST // rows)), depth)
 
-    def _draft(self, rows: int, drafting: int, depth: int, rate: float) -> Budget:
-        """A draft of this depth; `rate`: tokens per second of the batch as things are."""
+    def _cut(self, rows: int, drafting: int, depth: int, rate: float) -> Budget:
+        """A draft that is cut to what pays; `rate`: tokens per second of the batch as things are."""
         trust, draft = self.acceptance.trust, self.cost.drafts(rows)
         price = self._kept.get((rows, depth))
         if price is None:
@@ -119,18 +128,23 @@ class AdaptiveBudget:
             return
         self.rounds += 1
         if self.rounds > 1:
-            self.cost.learn(report, self.behind, self.trying)
+            self.cost.learn(report, self.idle >= LATE, self.uncut)
         seconds = report.draft_seconds + report.verify_seconds + report.rest_seconds
         self.ledger.pay(b, seconds)
-        self.idle = 0 if report.depth else self.idle + 1
         if self.rounds % STALE == 0 or self.rounds < 100:
             self._kept.clear()
-        if not report.depth:
-            return
-        self.behind = False
+        if report.depth:
+            self._learn_draft(report, drafting, seconds)
+        self.idle = 0 if report.depth else self.idle + 1
+
+    def _learn_draft(self, report: Report, drafting: int, seconds: float) -> None:
+        b, plain = report.rows, self.cost.plain(report.rows)
+        self.empty = 0 if report.computed > b else self.empty + 1
         self.acceptance.learn(report.accepted, drafting, report.promised)
+        if self.idle >= LATE:
+            read = max(0.0, report.draft_seconds - self.cost.drafts(b)(report.depth))
+            self.reading += 0.3 * (read - self.reading)
         if not self.measuring:
-            plain = self.cost.plain(b)
             lost = seconds - (b + sum(report.accepted)) * plain / b
             # Reading, or other work, makes a round long: that alone does not end drafts that should pay.
             self.ledger.charge(b, lost if self.trying else min(lost, 0.5 * self.ledger.hold(b, plain)))

@@ -15,16 +15,16 @@ MOST = 96  # nodes of a batch together that a pass is priced for, and that a dra
 class CostModel:
     """Learned from rounds, and kept for each model and machine (`memory.py`).
 
-    A pass costs by the nodes that it computes: those of all rows where padding costs nothing (`summed`), else those of
-    the widest row times the rows. Drafts, and how many nodes of a depth are left when a tree has been cut, are kept by
-    batch size; a size that was not measured is taken for the nearest one.
+    A pass is timed with all of its round that is no draft. It costs by the nodes that it computes: those of all rows
+    where padding costs nothing (`summed`), else those of the widest row times the rows. Drafts, and how many nodes of a
+    depth are left when a tree has been cut, are kept by batch size; a size that was not measured is taken for the
+    nearest one.
     """
 
     verify: Curve = field(default_factory=Curve)  # by nodes computed
     alone: Curve = field(default_factory=Curve)  # by rows, of passes without drafts
     draft: dict[int, Curve] = field(default_factory=dict)  # rows -> by requested depth
     nodes: dict[int, Curve] = field(default_factory=dict)  # rows -> nodes of a row (no seconds) by requested depth
-    rest: float = 0.0
     summed: bool = False
     rounds: int = 0
 
@@ -32,14 +32,13 @@ class CostModel:
         """Add a round. `reading`: its drafter read text first; `uncut`: its tree was not cut to what pays."""
         b, depth, self.summed = report.rows, report.depth, report.total > 0
         self.rounds += 1
-        self.verify.learn(report.computed, report.verify_seconds)
-        self.rest += (report.rest_seconds - self.rest) / min(self.rounds, 50)
+        seconds = report.verify_seconds + report.rest_seconds
+        self.verify.learn(report.computed, seconds)
         if not depth:
-            self.alone.learn(b, report.verify_seconds)
+            self.alone.learn(b, seconds)
             return
-        draft = self.draft.setdefault(b, Curve(0.5))
-        if not reading or report.draft_seconds < draft(depth):
-            draft.learn(depth, report.draft_seconds)
+        if not (reading and self.draft) or report.draft_seconds < 0.5 * self.drafts(b)(depth):
+            self.draft.setdefault(b, Curve(0.5)).learn(depth, report.draft_seconds)
         if not uncut:
             self.nodes.setdefault(b, Curve(1.0)).learn(depth, report.computed / b)
 
@@ -50,22 +49,21 @@ class CostModel:
     def plain(self, rows: int) -> float:
         """Seconds of a round without drafts."""
         single = self.alone if nearest(rows) in self.alone.points else self.verify
-        return max(1e-9, single(rows) + self.rest)
+        return max(1e-9, single(rows))
 
     def rounds_by_depth(self, rows: int, depth: int) -> list[float]:
         """[d]: seconds of a round that drafts to depth d."""
         like = _nearest(self.nodes, rows)  # as many nodes in all, where this batch size was not measured
         nodes, draft = self.nodes.get(like, NOTHING), self.drafts(rows)
         sizes = [rows * max(2.0, 1 + (nodes(d) - 1) * like / rows) for d in range(1, depth + 1)]
-        seconds = [self.verify(size) + draft(d) + self.rest for d, size in enumerate(sizes, 1)]
-        return [self.plain(rows), *seconds]
+        return [self.plain(rows), *(self.verify(size) + draft(d) for d, size in enumerate(sizes, 1))]
 
     def price(self, rows: int, depth: int, nodes: int, trust: float) -> Price:
         """Seconds of a round of this depth by its nodes, for trees that are cut where it pays best."""
         step = 1 if self.summed else rows
         most = rows * nodes if not self.summed else rows + min(MOST, rows * (nodes - 1))
-        fixed = self.drafts(rows)(depth) + self.rest
-        return Price(tuple([self.verify(n) + fixed for n in range(rows, most + 1, step)]), trust, self.summed)
+        draft = self.drafts(rows)(depth)
+        return Price(tuple([self.verify(n) + draft for n in range(rows, most + 1, step)]), trust, self.summed)
 
 
 NOTHING = Curve()

@@ -21,19 +21,19 @@ class Curve:
     slope: float = 0.02  # seconds per further unit, in those of size 1, where only one size is known
     points: dict[int, float] = field(default_factory=dict)
     counts: dict[int, int] = field(default_factory=dict)
-    _line: tuple[list[float], list[float]] | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        self._line: tuple[list[float], list[float]] | None = None  # drawn through the points
         if self.points.keys() != self.counts.keys() or min(self.points, default=1) < 1:
             raise ValueError("sizes are 1 or more, and each has a count")
 
     def learn(self, size: int, seconds: float) -> None:
         """Add a measurement."""
         knot = nearest(size)
-        moved = max(0.2 * seconds, seconds + self(knot) - self(size))
-        old = self.points.get(knot, moved)
+        seconds = max(0.2 * seconds, seconds + self(knot) - self(size))
+        old = self.points.get(knot, seconds)
         self.counts[knot] = min(MEMORY, self.counts.get(knot, 0) + 1)
-        self.points[knot] = old + (min(moved, OUTLIER * old) - old) / self.counts[knot]
+        self.points[knot] = old + (min(seconds, OUTLIER * old) - old) / self.counts[knot]
         self._line = None
 
     def __call__(self, size: float) -> float:

@@ -1,24 +1,24 @@
 """What the adaptive budget has learned, kept between runs: a small file in the user's cache directory.
 
 One file for each model, drafter, rule, precision and machine, with costs, acceptance, the scale of each drafter's
-confidences and what a mix has learned of its parts. All of these are dataclasses; their fields with `init=False` are
-the state of one run, and are not kept. Under `coupled` no text depends on the file.
+confidences and what a mix has learned of its parts. All of these are dataclasses, whose fields are kept; other
+attributes belong to one run. Under `coupled` no text depends on the file.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
 from .. import kept, machine
-from ..params import InputError
-from ..schema import from_dict
+from ..schema import from_dict, to_dict
 from .adaptive import LEARN, AdaptiveBudget
 
 EVERY = 20.0  # seconds between two writes, at least
@@ -42,7 +42,7 @@ class Memory:
     budget: AdaptiveBudget
     learners: Sequence[Any] = ()  # of the drafter (`Drafter.learners`)
     rounds: int = 0  # of the budget when it was last written
-    at: float = field(default_factory=monotonic)
+    at: float = -math.inf  # when
 
     @property
     def parts(self) -> list[Any]:
@@ -57,7 +57,7 @@ class Memory:
                 return False
             pairs = zip(self.parts, state["parts"], strict=True)
             learned = [(part, from_dict(type(part), values)) for part, values in pairs]
-        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError, InputError):
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
             return False
         for part, new in learned:
             vars(part).update(vars(new))
@@ -66,22 +66,13 @@ class Memory:
     def keep(self) -> None:
         """Write what there is now, unless that was done a moment ago. A folder that cannot be written is no error."""
         now = monotonic()
-        if self.budget.rounds < self.rounds + LEARN or (self.rounds and now - self.at < EVERY):
+        if self.budget.rounds < self.rounds + LEARN or now < self.at + EVERY:
             return
         self.rounds, self.at = self.budget.rounds, now
         try:
-            kept.write(self.file, {"format": FORMAT, "parts": [_values(part) for part in self.parts]})
+            kept.write(self.file, {"format": FORMAT, "parts": [to_dict(part) for part in self.parts]})
         except OSError:
-            self.at = float("inf")  # no further tries
-
-
-def _values(value: Any) -> Any:
-    """As JSON has it."""
-    if is_dataclass(value):
-        return {f.name: _values(getattr(value, f.name)) for f in fields(value) if f.init}
-    if isinstance(value, dict):
-        return {key: _values(x) for key, x in value.items()}
-    return [_values(x) for x in value] if isinstance(value, list) else value
+            self.at = math.inf  # no further tries
 
 
 def _number(text: str) -> float:

@@ -35,9 +35,9 @@ class Gate:
     seconds: Curve = field(default_factory=lambda: Curve(0.5))  # of the networks' drafts, by batch size
     gains: list[Ratio] = field(default_factory=lambda: [Ratio() for _ in range(BINS)])  # by chance
     added: float = 1.0  # nodes that networks add to a row's tree
-    ledger: Ledger = field(default_factory=Ledger, init=False)
 
     def __post_init__(self) -> None:
+        self.ledger = Ledger()
         if len(self.gains) != BINS:
             raise ValueError(f"there are {BINS} bins")
 
@@ -79,7 +79,7 @@ class Gate:
 
     def time(self, rows: int, seconds: float, reading: bool = False) -> None:
         """Add the seconds of the networks' draft. `reading`: they read text first, which is not part of it."""
-        if not reading or seconds < self.seconds(rows):
+        if not reading or seconds < 0.5 * self.seconds(rows):
             self.seconds.learn(rows, seconds)
 
     def learn(self, chances: Sequence[float], gains: Sequence[int], added: float) -> None:

@@ -22,13 +22,12 @@ from typing import Any
 import numpy as np
 
 from ..budgets.adaptive import LATE
-from ..budgets.calibration import LEAST, Family, Rates
 from ..core.protocols import Drafter, Drafting, Round, TargetOutput
 from ..core.tree import best_of, from_lists, padded, root_only
 from ..core.types import Budget, DraftTree, HostRow, Rows
 from ..params import InputError
+from ._calibrated import LEAST, Calibrated, Family, Rates, calibrated
 from ._gate import Gate
-from ._calibrated import Calibrated, calibrated
 
 Places = list[list[int]]  # [row][node]: where a tree's nodes went in the tree of the mix; -1: cut
 
