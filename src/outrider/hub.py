@@ -72,7 +72,7 @@ def is_id(name: str) -> bool:
 
 
 def offline() -> bool:
-    """Has the user said that the hub is not to be asked (HF_HUB_OFFLINE=1)?"""
+    """Has the user turned the hub off (HF_HUB_OFFLINE=1)?"""
     return os.environ.get("HF_HUB_OFFLINE", "0").lower() not in ("", "0", "false", "no", "off")
 
 
@@ -106,16 +106,16 @@ def reachable(url: str) -> bool:
     proxies = [os.environ.get(n) for n in (f"{parts.scheme}_proxy", f"{parts.scheme.upper()}_PROXY", "ALL_PROXY")]
     parts = urlsplit(next(filter(None, proxies), url))
     port = parts.port or (80 if parts.scheme == "http" else 443)
-    found: list[bool] = []
+    connected: list[bool] = []
 
     def connect() -> None:
         try:
             socket.create_connection((parts.hostname or "", port), timeout=PATIENCE).close()
-            found.append(True)
+            connected.append(True)
         except OSError:
             pass
 
     trial = Thread(target=connect, daemon=True)  # looking up a name has no time limit of its own
     trial.start()
     trial.join(PATIENCE)
-    return bool(found)
+    return bool(connected)

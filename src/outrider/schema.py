@@ -30,8 +30,8 @@ RANGES = {  # of those that mean the same in every config: modules are built by 
 
 def to_dict(config: Any) -> dict[str, Any]:
     """A config as JSON has it: dataclasses as objects, tuples as lists."""
-    found: dict[str, Any] = json.loads(json.dumps(asdict(config)))
-    return found
+    plain: dict[str, Any] = json.loads(json.dumps(asdict(config)))
+    return plain
 
 
 def from_dict(kind: type[Config], given: Mapping[str, Any]) -> Config:

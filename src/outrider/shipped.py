@@ -11,7 +11,7 @@ DEMO, SMOLLM2 = "demo", "smollm2"
 
 
 def is_shipped(name: str) -> bool:
-    """Is this such a name? A folder that is called like one goes before it."""
+    """Is this such a name? A folder of that name takes precedence."""
     model, slash, _ = name.partition("/")
     return bool(slash) and model in (DEMO, SMOLLM2) and not Path(name).exists()
 

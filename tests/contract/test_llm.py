@@ -209,9 +209,9 @@ WRONG_TYPES = [
     ([b"the"], {}, "not bytes"),
     (5, {}, "a prompt is text, token ids or a list of chat messages, not int"),
     (None, {}, "a prompt is text, token ids or a list of chat messages, not NoneType"),
-    ([1, "a"], {}, "whole numbers alone"),
-    ([[0.5]], {}, "whole numbers alone"),
-    (torch.ones(1, 2), {}, "whole numbers alone"),
+    ([1, "a"], {}, "integers alone"),
+    ([[0.5]], {}, "integers alone"),
+    (torch.ones(1, 2), {}, "integers alone"),
 ]
 
 

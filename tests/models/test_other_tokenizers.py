@@ -169,7 +169,7 @@ def test_shared_words_are_those_that_both_have() -> None:
         assert words.read([token])
         assert not text or spelt(there, words.read([token])) == text
     logits = torch.randn(2, rows)
-    assert torch.equal(words.law(logits)[:, 0], logits[:, int(words.columns[0])])
+    assert torch.equal(words.restrict(logits)[:, 0], logits[:, int(words.columns[0])])
 
 
 def test_a_line_settles_at_word_borders_and_reads_everything_once() -> None:

@@ -27,8 +27,7 @@ LARGEST = 1e9  # nothing that is learned is larger, or below 0
 
 
 def file_of(device: str, *about: str) -> Path:
-    """The file for a model, a drafter and whatever else tells two cases apart, on this machine's device with these
-    threads."""
+    """The file for a model, a drafter and what else costs depend on, on this machine's device with these threads."""
     here = machine.device(device), machine.processor(), str(os.cpu_count()), str(machine.threads())
     text = "\n".join((*about, *here))
     return kept.folder("budgets") / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"

@@ -144,7 +144,7 @@ class Target(Protocol):
     @abstractmethod
     def turn(self) -> AbstractContextManager[Any]:
         """One step of a batch, alone over this target and without gradients: threads that share it wait for each
-        other. Re-entrant; never held between two steps."""
+        other. Re-entrant; released between steps."""
 
     @abstractmethod
     def embed(self, tokens: Any) -> Any:

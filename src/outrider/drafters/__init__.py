@@ -1,4 +1,4 @@
-"""Drafters: one file is one method, and the file's name is how it is asked for.
+"""Drafters: one file is one method, named as its file.
 
 A SPEC is `name`, `name:path-or-hub-id`, or either with options: `lookup?ngram=3&tokens=10`,
 `model:DIR?depth=6&width=4`. Several with ` + ` between them are a mix.

@@ -14,7 +14,7 @@ The fit. For c = softmax(r / s) and the target's choice y, the log-likelihood lo
 if t is the mean log-confidence of the candidates that were not drafted. A tree does not carry t. But g has the mean 0
 at the true s whatever t is, and for every t below the least log c_i its mean falls with log s (the weights rise with
 the confidences, so the mean's slope is minus a covariance of two quantities that rise together): it always leads
-towards the true s. A candidate that was not drafted lies below the least of those that were, and below what they leave
+towards the true s. A candidate that was not drafted is below the least of those that were, and below what they leave
 over; t is taken a factor e below both. Each family moves s by a step of Newton's method,
 
     log s <- log s + g / I,    I <- 0.998 I + sum of c_i w_i^2 - (sum of c_i w_i)^2
@@ -55,8 +55,8 @@ class Family:
 
 
 def families(tree: DraftTree, chosen: Sequence[Sequence[int]]) -> list[Family]:
-    """What a round that added these tokens tells of a tree, whether it was verified or not, in all its rows; nothing if
-    the tree carries no confidences."""
+    """The families of a tree along the tokens that a round added, in all rows, whether or not this tree was verified;
+    none if it carries no confidences."""
     if tree.values is None or tree.nodes < 2:
         return []
     return [family for row, added in zip(tree.host, chosen, strict=True) for family in _along(*row, added)]
@@ -161,7 +161,7 @@ class CalibratedDrafting(Drafting):
 
     inner: Any
     fit: Fit
-    mine: DraftTree | None = None  # this round's: what the target wrote tells of it, whoever's tree was verified
+    mine: DraftTree | None = None  # this round's; it is scored by the tokens added, whichever tree was verified
 
     def observe(self, round: Round) -> None:
         if self.mine is not None and round.rows.rule == "coupled":

@@ -73,8 +73,8 @@ class PairDrafting(Drafting):
     def select(self, index: Sequence[int]) -> None:
         if list(index) == list(range(len(self.cache.host))):
             return
-        found = (pairs.select(index) for pairs in self.pairs)
-        self.pairs = [pairs for pairs in found if any(pairs.nodes)]
+        chosen = (pairs.select(index) for pairs in self.pairs)
+        self.pairs = [pairs for pairs in chosen if any(pairs.nodes)]
         self.last, self.counts = self.last[list(index)], [self.counts[i] for i in index]
         self.cache.select(index)
 
@@ -124,8 +124,8 @@ class EagleDrafting(PairDrafting):
 
     def propose(self, rows: Rows, budget: Budget) -> DraftTree:
         drafter = self.drafter
-        if (asked := drafter.growth.quick(rows, budget)) is not None:
-            tree: DraftTree = drafter.compiled.grow(self.cache, self.last, self.taken(), rows, *asked)
+        if (arguments := drafter.growth.compiled(rows, budget)) is not None:
+            tree: DraftTree = drafter.compiled.grow(self.cache, self.last, self.taken(), rows, *arguments)
             assert self.cache.host == list(rows.start), "one pair for every token but the first, the root included"
             return tree
         first, step = self._start(rows)

@@ -86,7 +86,7 @@ class Method(Generic[Config]):
         own: Any = config
         fits(path, target, own.vocab, getattr(own, "target_hidden", None) or own.hidden, self.taps(config))
         if contents[2] and target.mark and contents[2] != target.mark:
-            tell(path, target.mark)
+            warn_of_other_weights(path, target.mark)
         return config, weights
 
 
@@ -149,7 +149,7 @@ def names_of(d2t: Array, vocab: int) -> Array:
 
 
 @lru_cache
-def tell(path: str, mark: str) -> None:
+def warn_of_other_weights(path: str, mark: str) -> None:
     """Say once, of a drafter and a model, that the weights are others."""
     logger.warning(
         "%s was trained for other weights than this model's (another file of it, or a fine-tuned one): fewer of its "

@@ -1,8 +1,8 @@
 """What a drafter has still to read of its texts: the features of what was committed, each with its token.
 
-A text for which nothing is drafted need never be read. So pairs wait until a draft is asked for, however many rows
+A text for which nothing is drafted need never be read. So pairs wait until the next draft, however many rows
 there are: reading every token of a full batch would cost it a twentieth of its time. What waits takes a tenth of the
-room of the target's own keys and values, or less, and goes with its row.
+memory of the target's own keys and values, or less, and goes with its row.
 """
 
 from __future__ import annotations

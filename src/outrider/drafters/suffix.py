@@ -23,7 +23,7 @@ from typing import Any
 from ..core.protocols import Drafter, Drafting, Round, Target
 from ..core.tree import from_lists, priced
 from ..core.types import Budget, DraftTree, HostRow, Rows
-from ._common import corpus, flag, refuse, selected, useful, whole
+from ._common import corpus, flag, integer, refuse, selected, useful
 
 TOP_K = 8  # successors of one context that are looked at, the most frequent first
 
@@ -151,7 +151,7 @@ class SuffixDrafter(Drafter):
 
 @dataclass
 class Text:
-    """One row: its automaton and its last tokens. What comes is written into them when something is asked."""
+    """One row: its automaton and its last tokens. Tokens are added to them before the next draft."""
 
     automaton: Automaton
     context: int
@@ -277,8 +277,8 @@ def load(
 ) -> SuffixDrafter:  # fmt: skip
     """Suffix decoding over the text, a corpus file (`path`) and, with `persist`, the last `keep` tokens written."""
     refuse("suffix", unknown)
-    context = whole("context", context, most=256)
-    half = (whole("keep", keep) + 1) // 2
+    context = integer("context", context, most=256)
+    half = (integer("keep", keep) + 1) // 2
     memory = Memory(half, Automaton(2 * context), Automaton(2 * context)) if flag("persist", persist) else None
     shared = None if path is None else Automaton(2 * context)
     if path is not None and shared is not None:
