@@ -1,14 +1,14 @@
-"""Prompt lookup decoding (PLD; Saxena 2023): the text continues as it did where its last tokens stood before.
+"""Prompt lookup decoding (PLD; Saxena 2023): the text continues as after an earlier occurrence of its last tokens.
 
-The last n tokens, n from `ngram` (3) down to 1, are sought in prompt and output; what followed the most recent match is
-the draft, up to `tokens` (10) of it. Beyond the original, which offers one match:
+The last n tokens, n from `ngram` (3) down to 1, are looked up in prompt and output; what followed the most recent match
+is the draft, up to `tokens` (10) of it. Beyond the original, which offers one match:
 
  * up to `matches` (3) different continuations become one tree, the best first: longer n-grams before shorter ones,
    then recent before old, so that a small budget keeps the best match;
- * a match so recent that its continuation runs into the end of the text goes on periodically, as in LZ77.
+ * a match so recent that its continuation runs into the end of the text continues periodically, as in LZ77.
 
 A token's confidence is 1 - 1 / (l + 2), l being the tokens that it goes on from and that match, 16 at most; a later
-path has what earlier ones left. What that is worth is learnt as it is used (`_mix.py`).
+path has what earlier ones left. Its acceptance rates are learned online (`_mix.py`).
 
 Matches come from an index, never from a scan: `last[n]` maps an n-gram to where it last ended, `before[n]`
 maps every position to the previous end of the same n-gram. One round costs microseconds however long the text is.

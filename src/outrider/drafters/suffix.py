@@ -3,7 +3,7 @@
 A suffix automaton over the prompt and output of each row, another over an optional corpus file, and, with
 `persist=true`, another over the outputs of earlier requests. The longest suffix of the text (at most `context` tokens)
 that occurs in one of them predicts the next token by counts; each draft node is matched again with its own path, so a
-draft goes on across sources and beyond the text's end. The tree grows best first by the estimated probability
+draft continues across sources and beyond the text's end. The tree grows best first by the estimated probability
 
     p(x | context of length l) = count(x) / n * (1 - 1 / (n + l + 1)),    n = the context's occurrences with a successor
 
@@ -132,10 +132,10 @@ class Memory:
 
 @dataclass(frozen=True)
 class SuffixDrafter(Drafter):
-    """Suffix decoding over the text, a corpus, and what was written before."""
+    """Suffix decoding over the text, a corpus, and earlier outputs."""
 
     context: int = 16
-    corpus: Automaton | None = None  # built once, never written again
+    corpus: Automaton | None = None  # read-only
     memory: Memory | None = None
     reads_tree: bool = False
     counts: bool = True
@@ -165,7 +165,7 @@ class Text:
         return self
 
     def read(self) -> Text:
-        """Itself, with all that came."""
+        """Itself, with all waiting tokens added."""
         if self.waiting:
             self.state = self.automaton.extend(self.state, self.waiting)
             self.tail, self.waiting = [*self.tail, *self.waiting][-self.context :], []
