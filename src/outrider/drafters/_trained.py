@@ -91,7 +91,7 @@ class Method(Generic[Config]):
 
 
 def _folder(method: str, path: str) -> tuple[Mapping[str, Any], Mapping[str, Array], str] | None:
-    """Config, tensors and mark of a local folder of the native layout; None: its layout is another, or it is damaged."""
+    """Config, tensors and mark of a local folder of the native layout; None: another layout, or it is damaged."""
     folder = folder_of(path)
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
