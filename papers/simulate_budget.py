@@ -525,6 +525,7 @@ ABLATIONS = {  # constant: what it is replaced by. Infinite: without it
     "budgets.ledger.FORGIVEN": 0.0,
     "budgets.adaptive.EXPLORE": 10**9,
     "budgets.adaptive.LEARN": 2,
+    "budgets.adaptive.EMPTY": 10**9,
     "budgets.adaptive.LATE": 10**9,
     "budgets.adaptive.STALE": 64,
     "drafters._gate.PRIOR": 0.1,

@@ -1,4 +1,4 @@
-"""How much to draft in each round: the adaptive budget, the bandit over shapes, calibrated confidences."""
+"""How much to draft in each round: the adaptive budget, fixed budgets, the bandit over shapes."""
 
 from __future__ import annotations
 

@@ -1,14 +1,14 @@
 """Several drafters at once: their trees merged into one, of which each observes its own nodes.
 
 Where all trees carry confidences, all nodes compete for the budget by their values (`graft`): a retrieved continuation
-takes the place of what a network thinks unlikely, at the same number of nodes. Confidences of networks are fitted
-(`calibration.py`). Those that are counts speak for what the networks' children leave over, and it is learnt how often
-they are right there; under `coupled` alone, where the text does not depend on the tree. Where a tree has none, the
-drafters' order decides.
+replaces a network's unlikely nodes, at the same number of nodes. Confidences of networks are calibrated
+(`_calibrated.py`). Those that are counts share what the networks' children leave over, by their acceptance rates there
+(`Rates`); these are learned under `coupled` alone, where the text does not depend on the tree. Where a tree has no
+confidences, the drafters' order decides.
 
-Made by naming more than one drafter (`--drafter lookup --drafter model`). A drafter whose confidences are counts
-is a mix of one where it is alone: there too it is learnt how often they are right. Drafters whose trees are sampled
-(they carry q) cannot be mixed: merging would change the siblings' distribution.
+Made by naming more than one drafter (`--drafter lookup --drafter model`). A single drafter whose confidences are counts
+is a mix of one, so that its rates are learned too. Drafters whose trees are sampled (they carry q) cannot be mixed:
+merging would change the siblings' distribution.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Host = Sequence[HostRow]  # a tree's own nodes, row by row
 
 @dataclass(frozen=True)
 class Proposal:
-    """What one part proposes."""
+    """The proposal of one part."""
 
     host: Host
     valued: bool  # do its nodes, if there are any, carry confidences?
@@ -55,9 +55,8 @@ class Proposal:
 
 @dataclass(frozen=True)
 class MixDrafter(Drafter):
-    """Drafters in order of trust. `rates`: of those whose confidences are not fitted, where networks have drafted too
-    or there are none, and `alone`, where they have not drafted; `gate` decides that. All are shared by all
-    generations."""
+    """Drafters in order of trust, with what all generations share. Acceptance rates of drafters whose confidences are
+    counts (None: a network): `rates` where the networks draft too, `alone` where the `gate` kept them from it."""
 
     parts: tuple[Drafter, ...] = field()
     rates: tuple[Rates | None, ...]
@@ -76,7 +75,7 @@ class MixDrafter(Drafter):
 
     @property
     def learners(self) -> list[Any]:
-        """What it keeps between runs (`budgets/memory.py`)."""
+        """The parts that are kept between runs (`budgets/memory.py`)."""
         rates = [rate for rate in (*self.rates, *self.alone) if rate is not None]
         return [*rates, self.gate, *super().learners]
 
@@ -108,12 +107,12 @@ class MixDrafting(Drafting):
         if last is not None and round.rows.rule == "coupled":
             self._learn(last, round.tokens, round.rows.remaining)
         for i, part in enumerate(self.parts):
-            # Who reads features needs those of every accepted node, whoever proposed it.
+            # Drafters with taps need the features of every accepted node, whichever part proposed it.
             tree = None if last is None else last.trees[i].tree
             if last is None or self.mix.parts[i].taps or not self.mix.parts[i].reads_tree:
                 part.observe(round)
             else:
-                assert tree is not None, "who reads trees makes them"
+                assert tree is not None, "drafters that read trees propose trees"
                 part.observe(translated(round, tree, last.maps[i]))
 
     def propose(self, rows: Rows, budget: Budget) -> DraftTree:
@@ -170,7 +169,7 @@ class MixDrafting(Drafting):
 
 
 def _cheap(part: Drafting, rows: Rows, budget: Budget) -> Proposal:
-    """The proposal of a drafter that is no network, as lists alone where it makes such."""
+    """The proposal of a drafter that is no network, as lists alone where it has a `sketch`."""
     made = part.sketch(rows, budget)
     return Proposal.of(part.propose(rows, budget)) if made is None else Proposal(made, True)
 
