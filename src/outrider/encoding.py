@@ -1,4 +1,4 @@
-"""A caller's prompts as token ids: text, ids (lists, tensors, arrays) or chat messages; all else is refused by name."""
+"""Prompts as token ids: text, ids (lists, tensors, arrays) or chat messages; anything else is an InputError."""
 
 from __future__ import annotations
 

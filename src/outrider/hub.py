@@ -1,4 +1,4 @@
-"""Is the model hub within reach? Found out in seconds, before its client retries for half a minute."""
+"""Can the model hub be reached? Checked within seconds, before its client retries for half a minute."""
 
 from __future__ import annotations
 
@@ -84,8 +84,8 @@ def cached(name: str) -> bool:
 
 
 def known(name: str) -> bool:
-    """Does the hub, which is within reach, have a repository of this name? True also where it does not answer that:
-    whoever loads it then says why."""
+    """Does the hub, which can be reached, have a repository of this name? True also without an answer: loading it then
+    reports why."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 

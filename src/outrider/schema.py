@@ -46,7 +46,7 @@ def from_dict(kind: type[Config], given: Mapping[str, Any]) -> Config:
 
 
 def typed(name: str, hint: Any, value: Any) -> Any:
-    """A value from JSON as its field has it. Lists become tuples; what a hint leaves open is only bounded."""
+    """A value from JSON in its field's type. Where that is open, lists become tuples and numbers are only bounded."""
     if get_origin(hint) in (Union, UnionType):
         options = [option for option in get_args(hint) if option is not NoneType]
         if value is None and len(options) < len(get_args(hint)):

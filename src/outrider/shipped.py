@@ -1,4 +1,4 @@
-"""What ships with the package beside a model is named below it: `demo/target`, `demo/hass`, `smollm2/eagle3`."""
+"""The models and drafters that ship with the package, by name: `demo/target`, `demo/hass`, `smollm2/eagle3`."""
 
 from __future__ import annotations
 
