@@ -18,11 +18,6 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 
 from outrider import drafters
-from outrider.backends.torch import load_target
-<<<<<<< HEAD
-from outrider.budgets.budgeter import FixedBudget
-=======
-from outrider.budgets.calibration import inside
 >>>>>>> main
 from outrider.checkpoints import native
 from outrider.core import tree
