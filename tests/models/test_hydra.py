@@ -18,7 +18,6 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 
 from outrider import drafters
->>>>>>> main
 from outrider.checkpoints import native
 from outrider.core import tree
 from outrider.core.types import Budget
