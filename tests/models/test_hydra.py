@@ -18,6 +18,7 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 
 from outrider import drafters
+from outrider.backends.torch import load_target
 from outrider.checkpoints import native
 from outrider.core import tree
 from outrider.core.types import Budget
