@@ -1,7 +1,7 @@
 """Atomic writes: a file or folder appears under its name when it is complete, or not at all.
 
 Both are written beside their place first, synced to the disk, and then renamed; `replace` and `filling` do so for the
-whole package, and raise OSError. The other functions refuse in one sentence what cannot be written.
+package, and raise OSError. The other functions raise an InputError where something cannot be written.
 """
 
 from __future__ import annotations

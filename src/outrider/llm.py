@@ -71,10 +71,9 @@ class LLM:
 
     `target.model` is the stock transformers model and `tokenizer` its own (None without one): nobody is locked in.
 
-    Threads may share it: they take turns, a round each, and every text is the one that a single thread would have
-    written. Nothing is held between rounds, so several streams may also be read by turns in one thread, and each in
-    whatever thread iterates over it. The model's own `forward` and `generate` take no turns: while they run in
-    one thread, let no other one decode here.
+    Thread-safe: rounds of different threads alternate, and every text is the one that a single thread would have
+    written. No lock is held between rounds, so one thread may also iterate over several streams alternately. The
+    model's own `forward` and `generate` do not take the lock: while they run, no thread may decode here.
     """
 
     target: Target
@@ -84,7 +83,7 @@ class LLM:
     drafter_name: str = ""
     eos: frozenset[int] = frozenset()  # every token that ends a text
     budget: Budgeter | str = "auto"  # where a call names none
-    budgets: dict[tuple[Rule, str], Budgeter] = field(default_factory=dict)  # by spelling: what was learnt stays
+    budgets: dict[tuple[Rule, str], Budgeter] = field(default_factory=dict)  # by spelling: what was learned stays
     gumbel: GumbelNoise | None = None
     kept_as: str = ""  # the model's name among what is kept between runs; "": nothing is
     memories: list[Memory] = field(default_factory=list)
@@ -120,7 +119,7 @@ class LLM:
             budget: how much to draft: auto, 16x6, 3,2,1, ... (`outrider.budgets.parse`), or a budget object. Default:
                 the one given to `load`.
             stop: end a text before any of these strings.
-            ignore_eos: go on after the model's end of text.
+            ignore_eos: continue after the model's end of text.
             sampling: a `Sampling`; or its fields one by one, as in `temperature=0.7, top_p=0.9`.
 
         Returns:
@@ -196,7 +195,7 @@ class LLM:
         return requests, stops
 
     def engine(self, rule: Rule = "coupled", budget: Budgeter | str | None = None) -> Engine:
-        """The engine that serves this model under a rule; a budget that is spelled remembers what it learnt.
+        """The engine that serves this model under a rule; a budget that is spelled remembers what it learned.
 
         Raises InputError for a rule or budget that there is not, or that does not go with the drafter.
         """
@@ -214,7 +213,7 @@ class LLM:
         return Engine.of(self.target, self.drafter, chosen, rule, self.gumbel)
 
     def _begin(self, key: tuple[Rule, str]) -> Budgeter:
-        """A fresh budget; the automatic one goes on from what was learnt in earlier runs."""
+        """A fresh budget; the adaptive one begins with what was learned in earlier runs."""
         made = self.budgets[key] = parse(key[1])
         if self.kept_as and isinstance(made, AdaptiveBudget):
             target = self.target
@@ -225,8 +224,8 @@ class LLM:
         return made
 
     def remember(self) -> None:
-        """Keep what the automatic budget has learnt for later runs, in the user's cache directory."""
-        with self.target.turn():  # what is being learnt must not change while it is written
+        """Keep what the automatic budget has learned for later runs, in the user's cache directory."""
+        with self.target.turn():  # what is being learned must not change while it is written
             for memory in self.memories:
                 memory.keep()
 

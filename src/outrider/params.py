@@ -60,7 +60,7 @@ NOT_FINITE = (
 
 
 class Interrupted(Exception):
-    """Ctrl-C where something was kept: what it is and how to go on, without a full stop. The command line exits 130."""
+    """Ctrl-C where something was kept: what, and how to continue, without a full stop. The command line exits 130."""
 
 
 def _is(value: Any, kind: type) -> bool:

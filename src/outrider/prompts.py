@@ -67,7 +67,7 @@ def parse(origin: str, lines: Iterable[bytes]) -> Iterator[tuple[str, Any]]:
 
 
 def prompt(where: str, value: Any) -> str | Messages:
-    """A row as a prompt: text to go on from, or messages for the model's chat template.
+    """A row as a prompt: text to continue, or messages for the model's chat template.
 
     Of several `turns`, a conversation whose answers are still to be written, the first is taken.
     """

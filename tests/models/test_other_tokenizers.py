@@ -178,7 +178,7 @@ def test_a_line_settles_at_word_borders_and_reads_everything_once() -> None:
     text = "The quick brown fox jumps over the lazy dog, naïvely; and then it sleeps. " * 2
     line, read, heard = Line(), [], b""
     for token in here.tokenizer(text)["input_ids"]:
-        line.hear([token], here, there)
+        line.add([token], here, there)
         heard += here.bytes_of(token) or b""
         read += line.settle()
         settled = spelt(there, read + line.unread).removeprefix(b" ")
@@ -186,7 +186,7 @@ def test_a_line_settles_at_word_borders_and_reads_everything_once() -> None:
         assert len(line.tail) <= MUCH
         assert settled == b"" or line.tail[:1] == b" "
     assert len(line.tail) >= LOOSE
-    line.hear([here.special["<turn>"]], here, there)  # a wall: all before it is settled, a line's end stands for it
+    line.add([here.special["<turn>"]], here, there)  # a wall: all before it is settled, a line's end stands for it
     assert spelt(there, read + line.unread).strip(b" ") == heard.strip(b" ") + b" \n"
     assert line.tail == line.before == b""
 
@@ -313,7 +313,7 @@ def test_text_without_spaces_is_settled_between_characters() -> None:
     here, there = (Spelling.of(wrapped(n), n) for n in ("bytes", "pieces"))
     text, line, read = "東京は日本の首都であり、" * 30, Line(), []
     for token in here.tokenizer(text)["input_ids"]:
-        line.hear([token], here, there)
+        line.add([token], here, there)
         read += line.settle()
         assert len(line.tail) <= 2 * MUCH + 4
     assert spelt(there, read + line.unread).removeprefix(b" ") + line.tail == text.encode()

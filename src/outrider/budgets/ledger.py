@@ -16,9 +16,9 @@ class Ledger:
     """What is owed, in seconds, for each batch size (sizes nearest to the same power of two share an account).
 
     A round with drafts adds the time that it took beyond what plain rounds would have taken for the same tokens, or
-    takes off what it saved. Every round pays off TRIES of its time. Drafts that a forecast is against are tried when
-    nothing is owed; those that it is for go on until HOLD rounds are owed. So drafts that do not pay cost TRIES of the
-    time in the long run, HOLD rounds once, and FORGIVEN rounds a text.
+    takes off what it saved. Every round pays off TRIES of its time. Where the forecast is against drafts, one is tried
+    when nothing is owed; where it is for them, they continue until HOLD rounds are owed. So drafts that do not pay cost
+    TRIES of the time in the long run, HOLD rounds once, and FORGIVEN rounds a text.
     """
 
     debt: dict[int, float] = field(default_factory=dict)

@@ -1,7 +1,7 @@
 """Drafting state of the drafters that read the target's features and step on their own: EAGLE, EAGLE-2, HASS, EAGLE-3.
 
 A pair is (feature of position i, token i + 1). Pairs of committed text are fed with the target's true features and stay
-in the layer's cache; from the root's pair on, the network goes on with its own vectors, which last for one round:
+in the layer's cache; from the root's pair on, the network continues with its own vectors, which last for one round:
 
     text       t_0   t_1   ..   t_L = root          L committed tokens before the root
     pairs      (f_0, t_1) .. (f_{L-1}, t_L)         positions 0 .. L - 1, true features

@@ -117,9 +117,9 @@ def step(
                 f"this tree advances {len(places)} states in one pass, and at most {most} are allowed; "
                 "choose a narrower shape, fewer rows, or a larger batch="
             )
-        found, cache = forward(net, [[tokens[i]] for i in places], stacked([memories[i].cache for i in places]), length)
+        rows, cache = forward(net, [[tokens[i]] for i in places], stacked([memories[i].cache for i in places]), length)
         for at, i in enumerate(places):
-            logits[i], after[i] = found[at], Memory(row_of(cache, at), length + 1)
+            logits[i], after[i] = rows[at], Memory(row_of(cache, at), length + 1)
     return torch.stack(logits), after
 
 
@@ -208,9 +208,9 @@ class HybridDrafting(Drafting):
 
     def _read(self) -> Float[Tensor, "b 1 v"]:
         """Read the pending tokens, the root last; its memory is that of the first node."""
-        found = [self._after(row, tokens) for row, tokens in enumerate(self.pending)]
-        self.nodes = [[memory] for _, memory in found]
-        return self.drafter.words.restrict(torch.stack([last for last, _ in found])[:, None])
+        read = [self._after(row, tokens) for row, tokens in enumerate(self.pending)]
+        self.nodes = [[memory] for _, memory in read]
+        return self.drafter.words.restrict(torch.stack([last for last, _ in read])[:, None])
 
     @torch.no_grad()
     def _step(self, fed: DraftTree, since: int) -> Float[Tensor, "b w v"]:
@@ -262,8 +262,8 @@ def proof(net: Any) -> tuple[float, float]:
             memories, order = [begun[0], begun[1], begun[0]], [0, 1, 2]
             for n in range(since, len(a)):
                 logits, memories = step(net, memories, [texts[i][n] for i in order])
-                found = [distance(row, truth[i][n - since]) for row, i in zip(logits, order, strict=True)]
-                apart = max(apart, *found)
+                distances = [distance(row, truth[i][n - since]) for row, i in zip(logits, order, strict=True)]
+                apart = max(apart, *distances)
                 memories, order = memories[1:] + memories[:1], order[1:] + order[:1]
     return apart, control
 
@@ -279,12 +279,12 @@ def recurrent(net: Any) -> bool:
     """Does anything that the model keeps stay of one size while the text grows?"""
     sizes: list[list[torch.Size]] = []
     for text in ([1] * 5, [1] * 6):
-        found: list[torch.Size] = []
+        shapes: list[torch.Size] = []
 
-        def seen(parts: list[Tensor], found: list[torch.Size] = found) -> Tensor:
-            found.append(parts[0].shape)
+        def seen(parts: list[Tensor], shapes: list[torch.Size] = shapes) -> Tensor:
+            shapes.append(parts[0].shape)
             return parts[0]
 
         mapped([read(net, text)[1].cache], seen)
-        sizes.append(found)
+        sizes.append(shapes)
     return any(short == long for short, long in zip(*sizes, strict=True))

@@ -64,7 +64,7 @@ class TextDrafter(Drafter):
         lines, heads = [Line(blank[:1] if begin is None else [begin]) for _ in prompts], []
         for line, prompt in zip(lines, prompts, strict=True):
             both = begin is not None and there.mark(self.here, prompt[0]) == begin
-            line.hear(prompt[1:] if both else prompt, self.here, there)
+            line.add(prompt[1:] if both else prompt, self.here, there)
             heads.append(line.settle())
             if not heads[-1]:  # the beginning alone: it is read now, and text or a second one stands behind it
                 heads[-1], line.unread = line.unread, [] if line.tail else line.unread
@@ -79,7 +79,7 @@ class Line:
     before: bytes = b""  # the last bytes of what is settled, up to the last special token
     tail: bytes = b""
 
-    def hear(self, tokens: Sequence[int], here: Spelling, there: Spelling) -> None:
+    def add(self, tokens: Sequence[int], here: Spelling, there: Spelling) -> None:
         """The target's tokens, as they are committed."""
         for token in tokens:
             text = here.bytes_of(token)
@@ -122,7 +122,7 @@ class TextDrafting(Drafting):
 
     def observe(self, round: Round) -> None:
         for line, tokens in zip(self.lines, round.tokens, strict=True):
-            line.hear(tokens, self.drafter.here, self.drafter.there)
+            line.add(tokens, self.drafter.here, self.drafter.there)
 
     def propose(self, rows: Rows, budget: Budget) -> DraftTree:
         depths = useful(rows, budget)

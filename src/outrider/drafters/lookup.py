@@ -7,7 +7,7 @@ is the draft, up to `tokens` (10) of it. Beyond the original, which offers one m
    then recent before old, so that a small budget keeps the best match;
  * a match so recent that its continuation runs into the end of the text continues periodically, as in LZ77.
 
-A token's confidence is 1 - 1 / (l + 2), l being the tokens that it goes on from and that match, 16 at most; a later
+A token's confidence is 1 - 1 / (l + 2), l being the length of the match that it continues, at most 16; a later
 path has what earlier ones left. Its acceptance rates are learned online (`_mix.py`).
 
 Matches come from an index, never from a scan: `last[n]` maps an n-gram to where it last ended, `before[n]`

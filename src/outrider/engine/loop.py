@@ -118,7 +118,7 @@ class Batch:
     def start(cls, engine: Engine, rows: list[Row]) -> tuple[Batch | None, list[Piece]]:
         """Prefill the newcomers' prompts and draw their first tokens.
 
-        Returns the batch of those that go on (None if the first token ended all of them) and a piece for each row.
+        Returns the batch of those that continue (None if the first token ended all of them) and a piece for each row.
         Raises InputError for a prompt that cannot be decoded, before anything is computed.
         """
         reading = cls.read(engine, rows)
