@@ -33,15 +33,14 @@ class Arm:
     """A shape: what its rounds gave, and the mean seconds of its drafts and passes."""
 
     play: Play
-    tokens: Ratio = field(default_factory=Ratio)  # N over plays
-    shares: Ratio = field(default_factory=Ratio)  # 1/N over plays
+    gain: Ratio = field(default_factory=Ratio)  # of N (reward exact) or 1/N (paper), over plays
     draft: Ratio = field(default_factory=Ratio)
     verify: Ratio = field(default_factory=Ratio)
     rounds: int = 0  # the first one warms up and is not timed
 
     @property
     def plays(self) -> float:
-        return self.tokens.bottom
+        return self.gain.bottom
 
     def time(self, draft: float, verify: float) -> None:
         """Add the seconds of a round."""
@@ -85,7 +84,7 @@ class BanditBudget:
         arms, remaining = self._arms(len(rows)), max(rows.remaining) - 1
         if self.scope == "request" and not any(rows.serial):
             for arm in arms.values():
-                arm.tokens, arm.shares = Ratio(), Ratio()
+                arm.gain = Ratio()
         self.last = None
         if remaining < 1 or arms[PLAIN].rounds < 2:
             return Budget(1, 0)
@@ -122,12 +121,12 @@ class BanditBudget:
         tokens = 1 + sum(report.accepted) / drafting
         for arm in arms.values():
             mine = float(arm.play == play)
-            arm.tokens.add(mine * tokens, mine, self.discount)
-            arm.shares.add(mine / tokens, mine, self.discount)
+            arm.gain.add(mine * (tokens if self.reward == "exact" else 1 / tokens), mine, self.discount)
 
     def _mean(self, arm: Arm, plain: float) -> float:
         """The arm's mean reward, at the present estimate of its cost."""
-        return -self._cost(arm, plain) * (arm.shares.value() if self.reward == "paper" else 1 / arm.tokens.value())
+        gain = arm.gain.value()
+        return -self._cost(arm, plain) * (gain if self.reward == "paper" else 1 / gain)
 
     def _cost(self, arm: Arm, plain: float) -> float:
         """Cost of a round in plain passes, which take `plain` seconds."""
