@@ -16,7 +16,9 @@
 #ifndef OUTRIDER_THREADS_H
 #define OUTRIDER_THREADS_H
 
+#ifndef _WIN32
 #include <dlfcn.h>
+#endif
 #include <pthread.h>
 #include <sched.h>
 #include <time.h>
@@ -214,12 +216,14 @@ static void join_region(void *region) {
 
 /* Look whether the process has OpenMP's threads: first, and whenever ours have slept. */
 static void find_openmp(void) {
+#ifndef _WIN32
     if (own_pool || openmp.parallel || (pool.count && !__atomic_load_n(&pool.worker->asleep, __ATOMIC_RELAXED))) return;
     void *loaded = dlopen("libgomp.so.1", RTLD_LAZY | RTLD_NOLOAD);
     if (!loaded) return;
     openmp.thread = (int (*)(void))dlsym(loaded, "omp_get_thread_num");
     openmp.threads = (int (*)(void))dlsym(loaded, "omp_get_num_threads");
     __atomic_store_n(&openmp.parallel, (Parallel *)dlsym(loaded, "GOMP_parallel"), __ATOMIC_RELEASE);
+#endif
 }
 
 /* Run a task on so many threads at most, each with `bytes` of scratch, and wait until all have done their part. */
@@ -238,6 +242,8 @@ static Region run(int64_t threads, char *scratch, int64_t bytes, Task *task, con
     return region;
 }
 
+#ifndef _WIN32
+
 /* The threads of a pool stay in the parent, and OpenMP's runtime does not know. */
 static void forget_pool(void) {
     pool.count = pool.busy = 0;
@@ -247,6 +253,8 @@ static void forget_pool(void) {
 __attribute__((constructor)) static void watch_forks(void) {
     pthread_atfork(NULL, NULL, forget_pool);
 }
+
+#endif
 
 /* This thread's share of `count` things: from the first to before the last. */
 INLINE int64_t own_first(const Team *team, int64_t count) {

@@ -48,8 +48,8 @@ static const Activations *quantise_rows(const act_t *x, int64_t n, int64_t width
     return room;
 }
 
-/* Are a kind's quants too large for pairs of products in int16? Without VNNI they have a sign then. */
-#ifdef VNNI
+/* Have quants that need eight bits a sign? Not where dot products take unsigned bytes. */
+#ifdef UNSIGNED_DOT
 #define SIGNED(f) 0
 #else
 #define SIGNED(f) ((f).offset == 128)
@@ -78,7 +78,7 @@ INLINE i8_t open_steps(const IntegerFormat f, const char *block, const int s) {
 /* The sums of the products of `count` steps with their quants, plus `start`. */
 INLINE i8_t dot_steps(const IntegerFormat f, const i8_t *w, const int8_t *quant, const int count, int32_t start) {
     i8_t sum = i8_set_sums(start);
-#ifdef VNNI
+#ifdef I8_DOT
     (void)f;
 #pragma GCC unroll 8
     for (int s = 0; s < count; s++) sum = i8_dot(sum, w[s], quant + 4 * s);
