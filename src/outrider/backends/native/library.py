@@ -26,6 +26,7 @@ from .processor import abilities, about, first_cache
 from .variants import AVX512, NEON, PRECISIONS, TILES
 
 PREBUILT = Path(__file__).parent / "lib"
+FLAGS = *variants.FLAGS, "-mcpu=native" if abilities() >= NEON else "-march=native", "-pthread"
 SANITIZE = "OUTRIDER_SANITIZE"
 ADDRESS = (
     "-O1",
@@ -65,9 +66,7 @@ def library(weights: str, rest: str) -> Library | None:
         if file is not None:
             code, name = _dlopen(str(file)), file.stem
         elif (compiler := _compiler()) is not None:
-            native = "-mcpu=native" if abilities() >= NEON else "-march=native"
-            own = native, "-pthread", *SANITIZERS[sanitizer()], *(("-DAMX",) if tiles() else ())
-            flags = *variants.FLAGS, *own, *defines
+            flags = *FLAGS, *SANITIZERS[sanitizer()], *(("-DAMX",) if tiles() else ()), *defines
             name = variants.digest(" ".join((*compiler, *flags, *sorted(abilities()), about("model name"))))
             code = load(f"{name}.so", partial(_compile, compiler, flags), _dlopen)
         else:

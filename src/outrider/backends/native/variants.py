@@ -83,11 +83,12 @@ ARM = (
     Variant("dotprod", "generic+dotprod", NEON | {"asimddp"}, precisions=BF16),
     Variant("neon", "generic", NEON),
 )
+MACOS = ("-Wl,-install_name,@rpath/outrider.dylib",)
 PLATFORMS = {  # by system and machine, as Python's `platform` names them
     "Linux-x86_64": Platform("x86_64-linux-gnu.2.17", "manylinux_2_17_x86_64", X86),
     "Linux-aarch64": Platform("aarch64-linux-gnu.2.17", "manylinux_2_17_aarch64", ARM),
-    "Darwin-arm64": Platform("aarch64-macos.11.0", "macosx_11_0_arm64", ARM, ".dylib", (), False),
-    "Darwin-x86_64": Platform("x86_64-macos.11.0", "macosx_11_0_x86_64", X86[-1:], ".dylib", (), False),
+    "Darwin-arm64": Platform("aarch64-macos.11.0", "macosx_11_0_arm64", ARM, ".dylib", MACOS, False),
+    "Darwin-x86_64": Platform("x86_64-macos.11.0", "macosx_11_0_x86_64", X86[-1:], ".dylib", MACOS, False),
     "Windows-AMD64": Platform("x86_64-windows-gnu", "win_amd64", X86[-1:], ".dll", ("-lpthread",), False),
 }
 
