@@ -35,17 +35,21 @@ class Variant:
 
     Attributes:
         name: in the names of files.
+        title: for readers.
         cpu: the kind, as zig's `-mcpu` has it.
         needs: what a processor must have, by the names of /proc/cpuinfo.
         defines: the compiler's flags beside it.
         precisions: for which its code is not that of a later variant.
+        tested: how the tests run its code.
     """
 
     name: str
+    title: str
     cpu: str
     needs: frozenset[str]
     defines: tuple[str, ...] = ()
     precisions: tuple[tuple[str, str], ...] = tuple(PRECISIONS)
+    tested: str = "on such processors"
 
 
 @dataclass(frozen=True)
@@ -53,14 +57,16 @@ class Platform:
     """A system and a kind of machine that wheels are built for.
 
     Attributes:
+        title: for readers.
         target: as zig's `-target` has it, with the oldest version of the system that is served.
         tag: of its wheels.
         variants: of the library, best first.
         suffix: of the library's file.
         links: libraries that it is linked with.
-        tested: are the tests run there, or in an emulator?
+        tested: are its libraries run by the tests, at least in an emulator?
     """
 
+    title: str
     target: str
     tag: str
     variants: tuple[Variant, ...]
@@ -74,22 +80,25 @@ AVX512 = AVX2 | frozenset(["avx512f", "avx512bw", "avx512cd", "avx512dq", "avx51
 TILES = AVX512 | frozenset(["amx_tile", "amx_bf16"])
 NEON = frozenset(["asimd"])
 X86 = (
-    Variant("amx", "x86_64_v4+avx512vnni+avx512bf16+amx_tile+amx_bf16", TILES, ("-DAMX",), BF16[:1]),
-    Variant("avx512", "x86_64_v4+avx512vnni+avx512bf16", AVX512),
-    Variant("avxvnni", "x86_64_v3+avxvnni", AVX2 | {"avx_vnni"}, precisions=BF16),
-    Variant("avx2", "x86_64_v3", AVX2),
-)
+    Variant(
+        "amx", "AMX", "x86_64_v4+avx512vnni+avx512bf16+amx_tile+amx_bf16", TILES, ("-DAMX",), BF16[:1],
+        "on such processors; with emulated tiles on others",
+    ),
+    Variant("avx512", "AVX-512 with VNNI and BF16", "x86_64_v4+avx512vnni+avx512bf16", AVX512),
+    Variant("avxvnni", "AVX2 with AVX-VNNI", "x86_64_v3+avxvnni", AVX2 | {"avx_vnni"}, (), BF16),
+    Variant("avx2", "AVX2", "x86_64_v3", AVX2, tested="on such processors, and emulated (Haswell)"),
+)  # fmt: skip
 ARM = (
-    Variant("dotprod", "generic+dotprod", NEON | {"asimddp"}, precisions=BF16),
-    Variant("neon", "generic", NEON),
+    Variant("dotprod", "dot products", "generic+dotprod", NEON | {"asimddp"}, (), BF16, "emulated (Neoverse N1)"),
+    Variant("neon", "any", "generic", NEON, tested="emulated (Cortex-A53)"),
 )
 MACOS = ("-Wl,-install_name,@rpath/outrider.dylib",)
 PLATFORMS = {  # by system and machine, as Python's `platform` names them
-    "Linux-x86_64": Platform("x86_64-linux-gnu.2.17", "manylinux_2_17_x86_64", X86),
-    "Linux-aarch64": Platform("aarch64-linux-gnu.2.17", "manylinux_2_17_aarch64", ARM),
-    "Darwin-arm64": Platform("aarch64-macos.11.0", "macosx_11_0_arm64", ARM, ".dylib", MACOS, False),
-    "Darwin-x86_64": Platform("x86_64-macos.11.0", "macosx_11_0_x86_64", X86[-1:], ".dylib", MACOS, False),
-    "Windows-AMD64": Platform("x86_64-windows-gnu", "win_amd64", X86[-1:], ".dll", ("-lpthread",), False),
+    "Linux-x86_64": Platform("Linux, x86-64", "x86_64-linux-gnu.2.17", "manylinux_2_17_x86_64", X86),
+    "Linux-aarch64": Platform("Linux, ARM (64 bits)", "aarch64-linux-gnu.2.17", "manylinux_2_17_aarch64", ARM),
+    "Darwin-arm64": Platform("macOS, Apple silicon", "aarch64-macos.11.0", "macosx_11_0_arm64", ARM, ".dylib", MACOS, False),
+    "Darwin-x86_64": Platform("macOS, Intel", "x86_64-macos.11.0", "macosx_11_0_x86_64", X86[-1:], ".dylib", MACOS, False),
+    "Windows-AMD64": Platform("Windows, x86-64", "x86_64-windows-gnu", "win_amd64", X86[-1:], ".dll", ("-lpthread",), False),
 }
 
 
