@@ -1,8 +1,8 @@
 """The steps that pyproject.toml cannot describe.
 
 `_abi.py` is made of the C header, into the wheel, or beside the header where the package is installed in place
-(`pip install -e`). And a wheel that is built where zig is installed carries the compiled libraries of its platform: this
-machine's, or the one that $OUTRIDER_WHEEL names (`tools/wheels.py`).
+(`pip install -e`). And a wheel that is built where zig is installed carries the compiled libraries of its platform:
+this machine's, or the one that $OUTRIDER_WHEEL names (`tools/wheels.py`).
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ static void print(const char *part, int64_t number) {
 
 /* -- vectors ------------------------------------------------------------------------------------------------------- */
 
-/* Every bfloat16 beside random numbers, eight at a time. */
+/* Every bfloat16, beside others. */
 static void functions(void) {
     uint16_t *all = zeros(2 * 65536);
     for (int i = 0; i < 65536; i++) all[i] = (uint16_t)i;
@@ -89,7 +89,7 @@ static void functions(void) {
     EACH("max", v_max(x, y))
     EACH("min", v_min(x, y))
     EACH("round", v_round(x))
-    EACH("exp", v_exp(x))
+    EACH("exp", v_exp(v_min(v_set1(88), x))) /* what it is for; NaN stays NaN */
     EACH("silu", v_silu(x))
     EACH("sigmoid", v_sigmoid(x))
     EACH("tanh", v_tanh(x))

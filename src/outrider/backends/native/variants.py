@@ -81,13 +81,18 @@ TILES = AVX512 | frozenset(["amx_tile", "amx_bf16"])
 NEON = frozenset(["asimd"])
 X86 = (
     Variant(
-        "amx", "AMX", "x86_64_v4+avx512vnni+avx512bf16+amx_tile+amx_bf16", TILES, ("-DAMX",), BF16[:1],
+        "amx",
+        "AMX",
+        "x86_64_v4+avx512vnni+avx512bf16+amx_tile+amx_bf16",
+        TILES,
+        ("-DAMX",),
+        BF16[:1],
         "on such processors; with emulated tiles on others",
     ),
     Variant("avx512", "AVX-512 with VNNI and BF16", "x86_64_v4+avx512vnni+avx512bf16", AVX512),
-    Variant("avxvnni", "AVX2 with AVX-VNNI", "x86_64_v3+avxvnni", AVX2 | {"avx_vnni"}, (), BF16),
+    Variant("avxvnni", "AVX2 with AVX-VNNI", "x86_64_v3+avxvnni", AVX2 | {"avx_vnni"}, (), BF16, "built only"),
     Variant("avx2", "AVX2", "x86_64_v3", AVX2, tested="on such processors, and emulated (Haswell)"),
-)  # fmt: skip
+)
 ARM = (
     Variant("dotprod", "dot products", "generic+dotprod", NEON | {"asimddp"}, (), BF16, "emulated (Neoverse N1)"),
     Variant("neon", "any", "generic", NEON, tested="emulated (Cortex-A53)"),
@@ -96,9 +101,15 @@ MACOS = ("-Wl,-install_name,@rpath/outrider.dylib",)
 PLATFORMS = {  # by system and machine, as Python's `platform` names them
     "Linux-x86_64": Platform("Linux, x86-64", "x86_64-linux-gnu.2.17", "manylinux_2_17_x86_64", X86),
     "Linux-aarch64": Platform("Linux, ARM (64 bits)", "aarch64-linux-gnu.2.17", "manylinux_2_17_aarch64", ARM),
-    "Darwin-arm64": Platform("macOS, Apple silicon", "aarch64-macos.11.0", "macosx_11_0_arm64", ARM, ".dylib", MACOS, False),
-    "Darwin-x86_64": Platform("macOS, Intel", "x86_64-macos.11.0", "macosx_11_0_x86_64", X86[-1:], ".dylib", MACOS, False),
-    "Windows-AMD64": Platform("Windows, x86-64", "x86_64-windows-gnu", "win_amd64", X86[-1:], ".dll", ("-lpthread",), False),
+    "Darwin-arm64": Platform(
+        "macOS, Apple silicon", "aarch64-macos.11.0", "macosx_11_0_arm64", ARM, ".dylib", MACOS, False
+    ),
+    "Darwin-x86_64": Platform(
+        "macOS, Intel", "x86_64-macos.11.0", "macosx_11_0_x86_64", X86[-1:], ".dylib", MACOS, False
+    ),
+    "Windows-AMD64": Platform(
+        "Windows, x86-64", "x86_64-windows-gnu", "win_amd64", X86[-1:], ".dll", ("-lpthread",), False
+    ),
 }
 
 
