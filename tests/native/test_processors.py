@@ -21,11 +21,13 @@ EMULATED = {  # the oldest processors that a library is chosen for
     "neon": ("qemu-aarch64", "cortex-a53"),
     "dotprod": ("qemu-aarch64", "neoverse-n1"),
 }
+ARM_LIBC = Path("/usr/aarch64-linux-gnu")
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.process,
     pytest.mark.skipif(variants.zig() is None, reason="needs the package ziglang"),
-    pytest.mark.skipif(not all(map(shutil.which, dict(EMULATED.values()))), reason="needs qemu-user"),
+    pytest.mark.skipif(not all(map(shutil.which, dict(EMULATED.values()))), reason="needs Debian's qemu-user"),
+    pytest.mark.skipif(not ARM_LIBC.is_dir(), reason="needs Debian's libc6-arm64-cross"),
 ]
 Lines = Callable[..., list[str]]
 
@@ -40,12 +42,13 @@ def lines(tmp_path_factory: pytest.TempPathFactory) -> Lines:
             return known[key]
         emulator, cpu = EMULATED[variant.name]
         program = folder / f"{len(known)}"
-        machine = emulator.removeprefix("qemu-")
-        how = "-target", f"{machine}-linux-musl", f"-mcpu={variant.cpu}", "-static", *PRECISIONS[precision]
+        kind = PLATFORMS[f"Linux-{emulator.removeprefix('qemu-')}"]
+        how = "-target", kind.target, f"-mcpu={variant.cpu}", *PRECISIONS[precision], *kind.links
         command = [*(variants.zig() or []), "-O1", "-ffp-contract=off", *how, f"-I{sources}", str(DRIVER)]
         caches = {f"ZIG_{kind}_CACHE_DIR": str(folder / "zig") for kind in ("LOCAL", "GLOBAL")}
         subprocess.run([*command, "-o", str(program)], check=True, env={**os.environ, **caches}, timeout=580)
-        printed = subprocess.run([emulator, "-cpu", cpu, program], capture_output=True, check=True, text=True)
+        emulated = [emulator, "-cpu", cpu, *(() if variant == AVX2 else ("-L", str(ARM_LIBC)))]
+        printed = subprocess.run([*emulated, program], capture_output=True, check=True, text=True)
         known[key] = printed.stdout.splitlines()
         return known[key]
 
