@@ -85,7 +85,9 @@ def library(weights: str, rest: str) -> Library | None:
 def prebuilt(weights: str, rest: str) -> Path | None:
     """The wheel's library for this processor; None where it has none, or was built from other sources than these."""
     kind = variants.this()
-    for variant in kind.variants if kind else ():
+    if kind is None:
+        return None
+    for variant in kind.variants:
         file = PREBUILT / variants.file_name(variant, weights, rest, kind.suffix)
         if variant.needs <= abilities() and file.is_file():
             return file
