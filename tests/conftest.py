@@ -40,8 +40,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell leaves it fo
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Checking the shapes and types of every call makes a test two to three times as long, so `make test` does it only
-    where every rule and every drafter is met once."""
+    """Checking shapes makes tests of tensors two to three times as long, so `make test` does it only where every rule
+    and every drafter is met once."""
     controller = not WORKER and config.getoption("numprocesses", None)  # which runs no test
     if os.environ.get("CHECK_SHAPES") and not controller:
         check_shapes()
