@@ -157,4 +157,5 @@ def _found(e: Equality) -> str:
         return "identical"
     d = max(e.divergences, key=lambda d: (not d.within, -d.position))
     what = "within rounding" if d.within else "NOT lossless"
-    return f"{len(e.divergences)} differ: {what}, prompt {d.prompt} at {d.position}, margin {d.margin:.1e}"
+    margin = "" if d.margin is None else f", margin {d.margin:.1e}"
+    return f"{len(e.divergences)} differ: {what}, prompt {d.prompt} at {d.position}{margin}"

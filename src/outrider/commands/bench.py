@@ -92,15 +92,15 @@ def bench(
         **{name: tuple(dict.fromkeys(values)) for name, values in given.items() if values},  # type: ignore[arg-type]
     )  # fmt: skip
     check(config)
-    from ..bench import report
     from ..bench.instrument import run
     from ..bench.results import to_json
+    from ..bench.summary import show
 
     document = run(config)
     if as_json:
         typer.echo(json.dumps(to_json(document)))
         return
-    report.show(document)
+    show(document)
     page = out / "report.html"
     typer.echo(f"The report: {page if page.is_file() else out / 'results.json'}", err=True)
 
@@ -130,7 +130,7 @@ def compare(
 ) -> None:
     """Compare two runs; changes beyond both intervals are marked."""
     from ..bench import compare as sides
-    from ..bench.results import read
+    from ..bench.results import read, to_json
     from ..params import InputError
 
     for run in (a, b):
@@ -138,7 +138,7 @@ def compare(
             raise InputError(f"there is no run {run}; name the --out folder of an `outrider bench`")
     comparison = sides.compare(read(a), read(b))
     if as_json:
-        typer.echo(json.dumps(sides.document(comparison)))
+        typer.echo(json.dumps(to_json(comparison)))
     else:
         sides.show(comparison)
 

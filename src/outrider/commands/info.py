@@ -11,8 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from .. import plugins
-from ..bench.machine import versions
-from ..machine import threads
+from ..machine import threads, versions
 
 PACKAGE = Path(__file__).resolve().parents[1]
 DEMO = ("target", "draft")

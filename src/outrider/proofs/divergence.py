@@ -1,4 +1,4 @@
-"""Where two texts part, and by how much the target preferred its own token there."""
+"""The first difference of two texts, and by how much the target prefers its own token there."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Divergence:
 
     prompt: str  # its id, or its number from 1 on
     position: int  # tokens written before it
-    margin: float  # logits by which the target preferred plain decoding's token
+    margin: float | None  # logits by which the target prefers plain decoding's token; None: a text ended
     within: bool = False  # explained by rounding
     turn: int = 0
     mine: int | None = None  # None: the text ended

@@ -17,7 +17,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from scipy.stats import binomtest
 
 from .. import checkpoints, drafters
@@ -29,6 +28,8 @@ from ..engine import generate
 from ..llm import LLM
 from ..params import InputError
 from . import vllm
+from .divergence import first_difference
+from .logits import own_logits
 from .vllm import Decode
 
 ROUNDING = 1e-3  # of logits: a margin below it is decided by rounding in float32
@@ -282,7 +283,7 @@ def splits(
     found = []
     for i, (a, b) in enumerate(zip(ours, theirs, strict=True)):
         if list(a) != list(b):
-            at = next((j for j, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+            at = first_difference(a, b)
             found.append(Split(i, at, margin(llm, [*prompts[i], *a[:at]], a[at:], b[at:])))
     return found
 
@@ -308,13 +309,9 @@ def chain(llm: LLM, prompt: Sequence[int], tokens: int, new: int) -> tuple[list[
     return text[:new], reached
 
 
-@torch.no_grad()
 def margin(llm: LLM, before: Sequence[int], ours: Sequence[int], theirs: Sequence[int]) -> float:
-    """How much better the target likes one token than the other here; infinite where a text just ends."""
+    """The difference of the two next tokens' logits; infinite where a text just ends."""
     if not ours or not theirs:
         return math.inf
-    session = llm.target.open(len(before) + 1)
-    logits = torch.zeros(0)
-    for chunk in session.prefill([list(before)]):
-        logits = chunk.output.logits[0, 0]
+    logits = own_logits(llm.target, before, ours[:1])[0]
     return abs(float(logits[ours[0]] - logits[theirs[0]]))
