@@ -14,14 +14,14 @@ from layouts_foreign import DRAFTED, LLAMA, SIZES, VD, H, V
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from outrider.checkpoints import Facts, Found, method_of, native, read
+from outrider.checkpoints import Checkpoint, Facts, method_of, native, read
 from outrider.checkpoints.write import keep
 from outrider.schema import to_dict
 
 TEXT = 6
 
 
-def net(found: Found) -> Any:
+def net(found: Checkpoint) -> Any:
     """The drafter's network, filled strictly."""
     of = native.network(found.method)
     made = of.read(found.config, "the file")
@@ -46,7 +46,7 @@ def embeds() -> Tensor:
     return foreign.embedding()[[3, 1, 4, 1, 5, 9]]
 
 
-def said(found: Found, what: str) -> bool:
+def said(found: Checkpoint, what: str) -> bool:
     return any(what in note for note in found.notes)
 
 
@@ -104,7 +104,7 @@ FLAGS: list[dict[str, bool]] = [
 
 
 def same_eagle3(
-    found: Found, raw: dict[str, Tensor], sizes: Any, at: str, given: Tensor, e: Tensor, **flags: bool
+    found: Checkpoint, raw: dict[str, Tensor], sizes: Any, at: str, given: Tensor, e: Tensor, **flags: bool
 ) -> None:
     filled = net(found)
     hidden = filled(filled.fuse(given[None]), e[None], POSITIONS)

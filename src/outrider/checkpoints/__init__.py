@@ -4,8 +4,8 @@
 written folder what the engines' own loaders let through. Everything here is tensors and dictionaries: no network.
 """
 
-from .parts import Found
+from .parts import Checkpoint
 from .read import method_of, read
 from .target import Facts
 
-__all__ = ["Facts", "Found", "method_of", "read"]
+__all__ = ["Checkpoint", "Facts", "method_of", "read"]

@@ -24,7 +24,7 @@ from ..nets.layer import LayerShape
 from ..params import InputError
 from ..schema import from_dict, to_dict
 from . import native
-from .parts import Bag, Found, Shape, extras, flag, layer_of, llama, number
+from .parts import Bag, Checkpoint, Shape, extras, flag, layer_of, llama, number
 from .safeailab import fits
 from .target import Facts
 
@@ -46,7 +46,7 @@ def is_block(config: Mapping[str, Any], names: frozenset[str]) -> bool:
     return named or {"fc.weight", "hidden_norm.weight"} <= names
 
 
-def read(bag: Bag, config: Mapping[str, Any], facts: Facts | None) -> Found:
+def read(bag: Bag, config: Mapping[str, Any], facts: Facts | None) -> Checkpoint:
     """DFlash, JetSpec or DSpark.
 
     Raises:
@@ -62,7 +62,7 @@ def read(bag: Bag, config: Mapping[str, Any], facts: Facts | None) -> Found:
     return _found(bag, config, given, taps, causal_of(config, inner), dspark, facts, layout)
 
 
-def speculators(bag: Bag, config: Mapping[str, Any], facts: Facts | None) -> Found:
+def speculators(bag: Bag, config: Mapping[str, Any], facts: Facts | None) -> Checkpoint:
     """A `dflash`, `dflash2` or `dspark` folder of speculators."""
     inner = config.get("transformer_layer_config")
     if not isinstance(inner, dict):
@@ -145,7 +145,7 @@ def _found(
     from_anchor: bool,
     facts: Facts | None,
     layout: str,
-) -> Found:
+) -> Checkpoint:
     where, notes = bag.where, list[str]()
     shape = layer_of(config, where)
     for name in bag.names:
@@ -184,7 +184,7 @@ def _found(
             notes.append(f"{name} is not used here, so it is left out")
             bag.drop(name)
     bag.close()
-    return Found(layout, "block", made, tensors, notes)
+    return Checkpoint(layout, "block", made, tensors, notes)
 
 
 def _conv(bag: Bag, hidden: int) -> dict[str, int]:
@@ -196,13 +196,13 @@ def _conv(bag: Bag, hidden: int) -> dict[str, int]:
     return {"conv": taps, "conv_group": hidden * 2 * taps // max(rows, 1)}
 
 
-def folder(found: Found, facts: Facts) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def folder(checkpoint: Checkpoint, facts: Facts) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """A DFlash or DFlash 2 folder as vLLM and SGLang load it, causality spelled for each of them.
 
     Raises:
         InputError: the drafter has parts that DFlash has no place for.
     """
-    config = found.config
+    config = checkpoint.config
     layer, taps, second = from_dict(LayerShape, config["layer"]), list(config["taps"]), _second(config)
     lacks = [
         reason
@@ -241,10 +241,10 @@ def folder(found: Found, facts: Facts) -> tuple[dict[str, Any], dict[str, Tensor
             "causal_head": config["causal"],
             **second,
         },
-        "dtype": str(found.tensors["fc.weight"].dtype).removeprefix("torch."),
+        "dtype": str(checkpoint.tensors["fc.weight"].dtype).removeprefix("torch."),
         "outrider": {name: config[name] for name in OURS},
     }
-    return made, {SELECTOR.get(name, name): tensor for name, tensor in found.tensors.items()}
+    return made, {SELECTOR.get(name, name): tensor for name, tensor in checkpoint.tensors.items()}
 
 
 def _second(config: Mapping[str, Any]) -> dict[str, int]:

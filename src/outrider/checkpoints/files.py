@@ -41,12 +41,12 @@ def json_of(file: Path) -> dict[str, Any]:
     if not file.is_file():
         raise InputError(f"{file.parent} is no folder of a drafter: it lacks {file.name}")
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        value = json.loads(file.read_text(encoding="utf-8"))
     except (json.JSONDecodeError, UnicodeDecodeError):
         raise InputError(f"{file} is not valid JSON; fetch it again") from None
-    if not isinstance(found, dict):
+    if not isinstance(value, dict):
         raise InputError(f"{file} is not a JSON object; fetch it again")
-    return found
+    return value
 
 
 class Weights:
@@ -109,16 +109,16 @@ def _unpickled(file: Path) -> dict[str, Tensor]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of pickles that are refused a line later
             try:
-                found = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+                tensors = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
             except RuntimeError:  # the format before 2020 cannot be mapped
-                found = torch.load(file, map_location="cpu", weights_only=True)
+                tensors = torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:
         raise InputError(f"{file} holds more than tensors and is not loaded, since a pickle can run code") from None
     except (RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
         raise InputError(f"{file} is damaged ({_line(error)}); fetch it again") from None
-    if not isinstance(found, dict) or not all(isinstance(t, Tensor) for t in found.values()):
+    if not isinstance(tensors, dict) or not all(isinstance(t, Tensor) for t in tensors.values()):
         raise InputError(f"{file} is not a table of tensors; export the drafter's state dict alone")
-    return found
+    return tensors
 
 
 def weights_of(folder: Path, *names: str) -> Weights:

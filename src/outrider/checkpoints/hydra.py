@@ -16,14 +16,14 @@ from typing import Any
 from ..params import InputError
 from ..schema import to_dict
 from . import native
-from .parts import Bag, Found, layer_of
+from .parts import Bag, Checkpoint, layer_of
 from .safeailab import fits, same_embedding
 from .target import Facts
 
 FILE = "hydra_lm_head.pt"
 
 
-def read(bag: Bag, config: Mapping[str, Any], facts: Facts | None) -> Found:
+def read(bag: Bag, config: Mapping[str, Any], facts: Facts | None) -> Checkpoint:
     """A Hydra folder's drafter. Raises InputError for heads of a kind that is not Hydra's own."""
     where = bag.where
     arch = config.get("hydra_head_arch", "mlp")
@@ -66,7 +66,7 @@ def read(bag: Bag, config: Mapping[str, Any], facts: Facts | None) -> Found:
             kind = "the target's" if name.startswith("input") else "not used"
             notes.append(f"{name} is {kind}, so it is left out")
     bag.close()
-    return Found("Hydra++" if prefixed else "Hydra", "hydra", made, tensors, notes)
+    return Checkpoint("Hydra++" if prefixed else "Hydra", "hydra", made, tensors, notes)
 
 
 def _name(native_name: str) -> str:

@@ -19,7 +19,7 @@ from torch import Tensor
 from ..params import InputError
 from . import native
 from .files import Weights
-from .parts import Bag, Found, Shape, extras, flag, number
+from .parts import Bag, Checkpoint, Shape, extras, flag, number
 from .safeailab import fits
 from .target import Facts
 
@@ -37,7 +37,7 @@ def is_vllm(config: Mapping[str, Any], names: frozenset[str]) -> bool:
     return config.get("model_type") == "medusa" or "blocks.0.layers.0.weight" in names
 
 
-def read(weights: Weights, where: object, config: Mapping[str, Any], facts: Facts | None) -> Found:
+def read(weights: Weights, where: object, config: Mapping[str, Any], facts: Facts | None) -> Checkpoint:
     """Heads alone, or inside a whole model."""
     names = frozenset(weights)
     inside = has_heads(names)
@@ -77,7 +77,7 @@ def read(weights: Weights, where: object, config: Mapping[str, Any], facts: Fact
     bag.close()
     if facts is not None:
         fits(where, facts, vocab, hidden)
-    return Found("Medusa-2" if inside else "Medusa", "medusa", made, tensors, notes)
+    return Checkpoint("Medusa-2" if inside else "Medusa", "medusa", made, tensors, notes)
 
 
 def _config(
@@ -97,7 +97,7 @@ def _config(
     }
 
 
-def read_vllm(bag: Bag, config: Mapping[str, Any], facts: Facts | None) -> Found:
+def read_vllm(bag: Bag, config: Mapping[str, Any], facts: Facts | None) -> Checkpoint:
     """Medusa heads of vLLM's layout. Raises InputError for a truncated vocabulary or missing heads."""
     where = bag.where
     hidden, vocab = number(config, "hidden_size", where), number(config, "vocab_size", where)
@@ -126,7 +126,7 @@ def read_vllm(bag: Bag, config: Mapping[str, Any], facts: Facts | None) -> Found
         tensors |= {f"heads.{i}.lm_head.bias": torch.zeros(vocab, dtype=dtype) for i in range(heads)}
     if facts is not None:
         fits(where, facts, vocab, hidden)
-    return Found("vLLM Medusa", "medusa", made, {k: tensors[k] for k in native.table("medusa", made)}, notes)
+    return Checkpoint("vLLM Medusa", "medusa", made, {k: tensors[k] for k in native.table("medusa", made)}, notes)
 
 
 def _vllm_name(name: str) -> str:
@@ -134,11 +134,11 @@ def _vllm_name(name: str) -> str:
     return re.sub(r"^heads\.(\d+)\.lm_head\.", r"lm_heads.\1.", name)
 
 
-def folder(found: Found, facts: Facts) -> tuple[dict[str, Any], dict[str, Tensor], str]:
+def folder(checkpoint: Checkpoint, facts: Facts) -> tuple[dict[str, Any], dict[str, Tensor], str]:
     """The layout of the paper's code: a pickle of heads; heads that share the target's LM head go to safetensors."""
-    config, layers = found.config, found.config["layers"]
+    config, layers = checkpoint.config, checkpoint.config["layers"]
     tensors = {}
-    for name, tensor in found.tensors.items():
+    for name, tensor in checkpoint.tensors.items():
         name = re.sub(r"^heads\.(\d+)\.blocks\.(\d+)\.", r"\1.\2.", name)
         tensors[re.sub(r"^heads\.(\d+)\.lm_head\.", rf"\1.{layers}.", name)] = tensor
     made = {
@@ -152,11 +152,11 @@ def folder(found: Found, facts: Facts) -> tuple[dict[str, Any], dict[str, Tensor
     return made, tensors, FILES[1] if config["share_head"] else FILES[0]
 
 
-def vllm_folder(found: Found, facts: Facts) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def vllm_folder(checkpoint: Checkpoint, facts: Facts) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """config.json and tensors as vLLM loads them. Raises InputError where its heads cannot hold these."""
-    config = found.config
-    biases = {name: t for name, t in found.tensors.items() if name.endswith("linear.bias")}
-    ends = [t for name, t in found.tensors.items() if name.endswith("lm_head.bias")]
+    config = checkpoint.config
+    biases = {name: t for name, t in checkpoint.tensors.items() if name.endswith("linear.bias")}
+    ends = [t for name, t in checkpoint.tensors.items() if name.endswith("lm_head.bias")]
     if any(bool(t.any()) for t in ends):
         raise InputError(
             "vLLM's Medusa heads have no bias in their LM head, and these need theirs; use them in Outrider"
@@ -164,7 +164,7 @@ def vllm_folder(found: Found, facts: Facts) -> tuple[dict[str, Any], dict[str, T
     biased = any(bool(t.any()) for t in biases.values())
     tensors = {
         _vllm_name(name): t
-        for name, t in found.tensors.items()
+        for name, t in checkpoint.tensors.items()
         if (biased or name not in biases) and not name.endswith("lm_head.bias")
     }
     if config["share_head"]:

@@ -20,7 +20,7 @@ from ..nets.network import Network
 from ..params import InputError
 from ..schema import to_dict
 from .files import folder_of, json_of, put, weights_of
-from .parts import Bag, Found, Shape
+from .parts import Bag, Checkpoint, Shape
 
 FORMAT = 1
 MARK = "target_weights"
@@ -33,10 +33,10 @@ def network(method: str, where: object = "this folder") -> Network:
         InputError: there is no such drafter, or it has no weights of its own.
     """
     known = method in plugins.names("drafters")
-    found = getattr(plugins.module("drafters", method), "NETWORK", None) if known else None
-    if found is None:
+    net = getattr(plugins.module("drafters", method), "NETWORK", None) if known else None
+    if net is None:
         raise InputError(f"{where} says that it holds {method!r}, which has no weights of its own to read")
-    return found
+    return net
 
 
 def table(method: str, config: Mapping[str, Any], where: object = "this folder") -> dict[str, Shape]:
@@ -50,7 +50,7 @@ def shapes(net: nn.Module) -> dict[str, Shape]:
     return {name: tuple(tensor.shape) for name, tensor in net.state_dict().items()}
 
 
-def read(path: str | Path) -> Found:
+def read(path: str | Path) -> Checkpoint:
     """A native folder as it is; the network that is filled with it, or `check`, sees whether it is whole."""
     folder = folder_of(path)
     config = json_of(folder / "config.json")
@@ -61,12 +61,12 @@ def read(path: str | Path) -> Found:
     if not (folder / "model.safetensors").is_file():
         raise InputError(f"{path} is no folder of a drafter: it lacks config.json or model.safetensors")
     weights = weights_of(folder, "model.safetensors")
-    return Found("native", f"{method!s:.40}", config, {name: weights[name] for name in weights}, mark=mark)
+    return Checkpoint("native", f"{method!s:.40}", config, {name: weights[name] for name in weights}, mark=mark)
 
 
-def check(found: Found, where: object) -> None:
+def check(checkpoint: Checkpoint, where: object) -> None:
     """Refuse a native checkpoint whose tensors are not those that its config asks for."""
-    exact(found.tensors, table(found.method, found.config, where), where)
+    exact(checkpoint.tensors, table(checkpoint.method, checkpoint.config, where), where)
 
 
 def exact(tensors: Mapping[str, Tensor], wanted: Mapping[str, Shape], where: object) -> dict[str, Tensor]:
@@ -76,15 +76,19 @@ def exact(tensors: Mapping[str, Tensor], wanted: Mapping[str, Shape], where: obj
         InputError: naming the first tensors that are missing, unknown, of another shape or not finite.
     """
     bag = Bag(tensors, where)
-    found = bag.all(wanted)
+    taken = bag.all(wanted)
     bag.close("(?!)")
-    return found
+    return taken
 
 
-def write(found: Found, folder: Path) -> None:
+def write(checkpoint: Checkpoint, folder: Path) -> None:
     """Write a native folder, which must exist."""
-    told = {MARK: found.mark} if found.mark else {}
-    put(folder, {"outrider_method": found.method, "format": FORMAT, **told, **found.config}, found.tensors)
+    told = {MARK: checkpoint.mark} if checkpoint.mark else {}
+    put(
+        folder,
+        {"outrider_method": checkpoint.method, "format": FORMAT, **told, **checkpoint.config},
+        checkpoint.tensors,
+    )
 
 
 def save(folder: str | Path, method: str, net: nn.Module, config: Any = None, target: Target | None = None) -> None:
@@ -99,5 +103,5 @@ def save(folder: str | Path, method: str, net: nn.Module, config: Any = None, ta
     """
     Path(folder).mkdir(parents=True, exist_ok=True)
     mark = str(getattr(target, "mark", ""))
-    found = Found("native", method, to_dict(config or net.config), net.state_dict(), mark=mark)
-    write(found, Path(folder))
+    checkpoint = Checkpoint("native", method, to_dict(config or net.config), net.state_dict(), mark=mark)
+    write(checkpoint, Path(folder))

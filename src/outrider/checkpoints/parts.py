@@ -18,7 +18,7 @@ Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Found:
+class Checkpoint:
     """A checkpoint in native terms: the config's dictionary and the network's own keys."""
 
     layout: str
@@ -53,10 +53,10 @@ class Bag:
 
     def take(self, name: str, shape: Shape) -> Tensor:
         """A tensor of this shape without NaN."""
-        found = self.shape(name)
-        if found != shape:
+        actual = self.shape(name)
+        if actual != shape:
             raise InputError(
-                f"{name} of {self.where} is {list(found)}, where its config says {list(shape)}; correct one of them"
+                f"{name} of {self.where} is {list(actual)}, where its config says {list(shape)}; correct one of them"
             )
         self.left.discard(name)
         tensor = self.weights[name]

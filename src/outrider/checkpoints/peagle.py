@@ -35,7 +35,7 @@ def fields(config: Mapping[str, Any], block: Mapping[str, Any], where: object, n
 
 def named(name: str, first: str) -> str:
     """A tensor's name in files whose first layer is called `first`."""
-    upper = re.sub("^upper[.]([0-9]+)[.]", lambda found: f"layers.{int(found[1]) + 1}.", name)
+    upper = re.sub("^upper[.]([0-9]+)[.]", lambda match: f"layers.{int(match[1]) + 1}.", name)
     return re.sub("^midlayer[.]", first, upper)
 
 

@@ -12,13 +12,13 @@ from ..core.protocols import Target
 from ..params import InputError
 from . import dflash, hydra, mamba, medusa, native, safeailab, speculators
 from .files import Weights, folder_of, json_of, weights_of
-from .parts import Bag, Found
+from .parts import Bag, Checkpoint
 from .target import Facts
 
 KNOWN = "a native folder, SafeAILab's EAGLE or EAGLE-3, DFlash, DSpark, speculators, Medusa or Hydra"
 
 
-def read(path: str | Path, target: Facts | Target | None = None) -> Found:
+def read(path: str | Path, target: Facts | Target | None = None) -> Checkpoint:
     """What a folder or hub id holds. The target is asked for only where the file leaves something to it."""
     folder = folder_of(path)
     facts = target if isinstance(target, Facts) or target is None else Facts.of(target)

@@ -19,7 +19,7 @@ from ..nets.layer import LayerShape
 from ..params import InputError
 from ..schema import from_dict, to_dict
 from . import native, peagle
-from .parts import Bag, Found, extras, flag, layer_of, llama, number
+from .parts import Bag, Checkpoint, extras, flag, layer_of, llama, number
 from .target import Facts
 
 OURS = ("scale", "trained", "bias")
@@ -38,7 +38,7 @@ def is_eagle3(names: frozenset[str]) -> bool:
     return any(name.startswith(marks) for name in names)
 
 
-def eagle(bag: Bag, config: Mapping[str, Any], facts: Facts | None) -> Found:
+def eagle(bag: Bag, config: Mapping[str, Any], facts: Facts | None) -> Checkpoint:
     """An EAGLE folder as a drafter. Raises InputError for what is missing, left over or of another shape."""
     where = bag.where
     _single(config, where)
@@ -69,7 +69,7 @@ def eagle(bag: Bag, config: Mapping[str, Any], facts: Facts | None) -> Found:
     if biased and kept.get("bias") is False and not bool(tensors["fc.bias"].any()):
         made["bias"] = False
         del tensors["fc.bias"]
-    return Found("SafeAILab EAGLE", "eagle", made, tensors, notes)
+    return Checkpoint("SafeAILab EAGLE", "eagle", made, tensors, notes)
 
 
 def _embedding(bag: Bag, vocab: int, hidden: int, facts: Facts | None) -> list[str]:
@@ -109,7 +109,7 @@ def _single(config: Mapping[str, Any], where: object) -> None:
 # --- EAGLE-3 ---------------------------------------------------------------------------------------------------------
 
 
-def eagle3(bag: Bag, config: Mapping[str, Any], facts: Facts | None) -> Found:
+def eagle3(bag: Bag, config: Mapping[str, Any], facts: Facts | None) -> Checkpoint:
     """An EAGLE-3 folder as a drafter. Raises InputError for what is missing, left over or of another shape."""
     vocab = number(config, "vocab_size", bag.where)
     block = extras(config, OURS3, bag.where)
@@ -125,7 +125,7 @@ def eagle3(bag: Bag, config: Mapping[str, Any], facts: Facts | None) -> Found:
 def eagle3_of(
     bag: Bag, config: Mapping[str, Any], vocab: int, flags: Mapping[str, bool], taps: list[int],
     block: Mapping[str, Any], facts: Facts | None, layout: str, notes: list[str],
-) -> Found:  # fmt: skip
+) -> Checkpoint:  # fmt: skip
     """EAGLE-3's tensors under a Llama config and its flags; also speculators'."""
     where = bag.where
     layer = layer_of(config, where, inputs=2)
@@ -176,7 +176,7 @@ def eagle3_of(
     if own and block.get("own_embedding") is False:
         made["own_embedding"] = False
         del tensors["embed_tokens.weight"]
-    return Found(layout, "eagle3", made, {k: tensors[k] for k in asked if k in tensors}, notes)
+    return Checkpoint(layout, "eagle3", made, {k: tensors[k] for k in asked if k in tensors}, notes)
 
 
 def _mapping(
@@ -252,11 +252,11 @@ def checked_taps(taps: Any, where: object) -> list[int]:
 # --- export ----------------------------------------------------------------------------------------------------------
 
 
-def eagle_folder(found: Found, to: str, facts: Facts) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def eagle_folder(checkpoint: Checkpoint, to: str, facts: Facts) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """config.json and tensors for SafeAILab's code, vLLM and SGLang: one layout, whose fc has a bias, if need be of
     zeros (SGLang's has one that is random if absent; vLLM's has none and ignores it)."""
-    config = found.config
-    layer, tensors = from_dict(LayerShape, config["layer"]), dict(found.tensors)
+    config = checkpoint.config
+    layer, tensors = from_dict(LayerShape, config["layer"]), dict(checkpoint.tensors)
     if config["inputs"] != "feature+shifted":
         raise InputError(
             f"no engine has EAGLE with the inputs {config['inputs']}; only feature+shifted can be exported"
@@ -281,10 +281,10 @@ def eagle_folder(found: Found, to: str, facts: Facts) -> tuple[dict[str, Any], d
     return made, tensors  # "bias" stays out of the config: absent means true, and vLLM takes it for attention's
 
 
-def eagle3_folder(found: Found, to: str, facts: Facts) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def eagle3_folder(checkpoint: Checkpoint, to: str, facts: Facts) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """For SafeAILab's code, vLLM and SGLang. vLLM counts hidden states, SGLang layers whose outputs they are."""
-    config = found.config
-    layer, taps, tensors = from_dict(LayerShape, config["layer"]), list(config["taps"]), dict(found.tensors)
+    config = checkpoint.config
+    layer, taps, tensors = from_dict(LayerShape, config["layer"]), list(config["taps"]), dict(checkpoint.tensors)
     raised = [name for name in FLAGS if config.get(name)]
     unknown = {"safeailab": raised, "sglang": [n for n in raised if n == "norm_before_residual"]}.get(to, [])
     engine = {"safeailab": "SafeAILab's code", "sglang": "SGLang", "vllm": "vLLM"}[to]

@@ -12,7 +12,7 @@ from ..nets.layer import LayerShape
 from ..params import InputError
 from ..schema import from_dict
 from . import peagle, safeailab
-from .parts import Bag, Found, extras, flag, llama, number
+from .parts import Bag, Checkpoint, extras, flag, llama, number
 from .target import Facts
 
 VERSION = "0.9.0"  # of the library whose files these are
@@ -21,7 +21,7 @@ NAMES = {"eagle3": "EAGLE-3", "peagle": "P-EAGLE"}
 TOKENS = 5  # drafted in each round unless the server is told otherwise
 
 
-def read(bag: Bag, config: Mapping[str, Any], facts: Facts | None) -> Found:
+def read(bag: Bag, config: Mapping[str, Any], facts: Facts | None) -> Checkpoint:
     """A folder of speculators as a drafter. Raises InputError for another type than eagle3 and peagle."""
     where, kind = bag.where, config.get("speculators_model_type")
     if kind not in ARCHITECTURES:
@@ -57,9 +57,9 @@ def read(bag: Bag, config: Mapping[str, Any], facts: Facts | None) -> Found:
     return safeailab.eagle3_of(bag, merged, vocab, flags, taps, block, facts, f"speculators {NAMES[kind]}", notes)
 
 
-def folder(found: Found, facts: Facts) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def folder(checkpoint: Checkpoint, facts: Facts) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """config.json and tensors as speculators has them. Raises InputError for what it cannot express."""
-    config, tensors = found.config, dict(found.tensors)
+    config, tensors = checkpoint.config, dict(checkpoint.tensors)
     layer, taps = from_dict(LayerShape, config["layer"]), list(config["taps"])
     safeailab.check_export_taps(taps, facts)
     if layer.qkv_bias:

@@ -64,12 +64,12 @@ class Facts:
         scale, logits = _scales(config)
 
         def embedding() -> Tensor:
-            found = weights[table]
-            return found if scale == 1.0 else found * torch.tensor(scale, dtype=found.dtype)
+            weight = weights[table]
+            return weight if scale == 1.0 else weight * torch.tensor(scale, dtype=weight.dtype)
 
         def head() -> Tensor:
-            found = weights[tail]
-            return found if logits == 1.0 else found * logits
+            weight = weights[tail]
+            return weight if logits == 1.0 else weight * logits
 
         vocab, hidden = weights.shape(tail)
         layers = int(config.get("num_hidden_layers") or config.get("n_layer") or 0)

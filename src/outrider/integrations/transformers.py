@@ -281,14 +281,14 @@ def _tokenizer(model: Any) -> Any:
 
 def _of_row(processors: Any, row: int) -> Any:
     """The processors for one row alone: where they hold the padding of every row, that row's."""
-    found = type(processors)()
+    kept = type(processors)()
     for processor in processors:
         ignored = getattr(processor, "prompt_ignore_length", None)
         if isinstance(ignored, Tensor):
             processor = copy(processor)
             processor.prompt_ignore_length = ignored[row : row + 1]
-        found.append(processor)
-    return found
+        kept.append(processor)
+    return kept
 
 
 def _process(prompt: Tensor, processors: Any) -> Process:

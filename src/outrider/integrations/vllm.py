@@ -104,10 +104,10 @@ def tokenizer_of(known: Any) -> Any:
 
 def asked(additional: Any) -> list[str]:
     """The SPECs under the key `outrider`."""
-    found = additional.get(KEY) if isinstance(additional, Mapping) else None
-    specs = [found] if isinstance(found, str) else found
+    drafters = additional.get(KEY) if isinstance(additional, Mapping) else None
+    specs = [drafters] if isinstance(drafters, str) else drafters
     if not isinstance(specs, list | tuple) or not specs or not all(isinstance(s, str) and s for s in specs):
-        raise InputError(f"no drafter is named (a text or a list of texts, not {found!r}); {HINT}")
+        raise InputError(f"no drafter is named (a text or a list of texts, not {drafters!r}); {HINT}")
     return list(specs)
 
 
@@ -172,7 +172,7 @@ class Drafted:
         for row, text in enumerate(self.texts):
             places.setdefault(text.tobytes(), []).append(row)
         before = (text[: len(text) - n].tobytes() for text, n in zip(texts, added, strict=True))
-        return [found.pop(0) if (found := places.get(text)) else -1 for text in before]
+        return [numbers.pop(0) if (numbers := places.get(text)) else -1 for text in before]
 
     def tell(self, new: Mapping[int, list[int]]) -> None:
         """The round's end: the tokens of the rows that go on. Of rows that left nothing is known."""
@@ -214,8 +214,8 @@ class Live:
         assert drafting is not None
         order = [*known, *fresh]
         self.last = self.propose(drafting, [texts[i].copy() for i in order])
-        found = dict(zip(order, self.last.chains, strict=True))
-        return [found[i] for i in range(len(texts))]
+        chains = dict(zip(order, self.last.chains, strict=True))
+        return [chains[i] for i in range(len(texts))]
 
     def read(self, texts: Sequence[Sequence[int]]) -> Drafting:
         """A drafting of rows that were not known, as if each text's last token had just been written."""

@@ -133,10 +133,10 @@ def audit(
     say(found_plan)
     samples = found_plan.samples
     same = equality(engine, ids, seed, tokens, progress)
-    found = exact(seed, tensors=engine.target.device != "cpu")
+    biases = exact(seed, tensors=engine.target.device != "cpu")
     stats = statistics(engine, [p[-64:] for p in ids[:2]], samples, seed, progress)
     bits = getattr(engine.target, "exact", "rounding") == "bits"
-    return judge(llm.name, llm.drafter_name, rule, seed, same, found, stats, bits)
+    return judge(llm.name, llm.drafter_name, rule, seed, same, biases, stats, bits)
 
 
 @torch.no_grad()
@@ -164,13 +164,13 @@ def judge(
     rule: str,
     seed: int,
     same: tuple[Equality, ...],
-    found: tuple[Exact, ...],
+    exact: tuple[Exact, ...],
     stats: tuple[Statistic, ...],
     bits: bool = False,
 ) -> Audit:
     """The verdict, in one sentence. `bits`: the target promises the same bits with drafts as without."""
     differ = [e for e in same if not all(d.within for d in e.divergences)]
-    biased = [x for x in found if x.counts(rule) and x.tv >= EXACT]
+    biased = [x for x in exact if x.counts(rule) and x.tv >= EXACT]
     deviant = [s for s in stats if s.rejected]
     worst = max((s.detectable for s in stats if s.cells > 1), default=1.0)  # one cell tests nothing
     texts = sum(e.texts for e in same)
@@ -198,8 +198,8 @@ def judge(
             equal = f"all {texts} texts are the engine's own without a drafter, bit for bit; "
         equal += f"{sum(e.tokens for e in same)} tokens equal the stock model's plain decoding seed for seed"
         equal += f", {near} texts part from it within rounding" if near else ""
-        sentence = f"{who}: lossless; {equal}, and no deviation above TV {worst:.2g} was found at 99 % power."
-    return Audit(model, drafter, rule, seed, same, found, stats, lossless, sentence, bits)
+        sentence = f"{who}: lossless; {equal}, and no deviation above TV {worst:.2g} was detected at 99 % power."
+    return Audit(model, drafter, rule, seed, same, exact, stats, lossless, sentence, bits)
 
 
 # --- seed for seed
@@ -276,12 +276,12 @@ def _margin(model: Any, text: list[int], seed: int, law: Sampling, ours: int, th
 
 def _rounding(model: Any, text: list[int], first: int) -> float:
     """The largest difference of logits between passes over one and over several tokens; never below the precision."""
-    ids, found = torch.tensor([text], device=model.device), []
+    ids, logits = torch.tensor([text], device=model.device), []
     for width in (1, 4, len(text)):
         cache, parts = DynamicCache(config=model.config), []
         for i in [0, *range(first, len(text), width)]:
             end = first if i == 0 else i + width
             parts.append(model(ids[:, i:end], **carrying(model, cache)).logits[0, -1 if i == 0 else 0 :])
-        found.append(torch.cat(parts)[: len(text) - first].double())
-    least = torch.finfo(torch.promote_types(model.dtype, torch.float32)).eps * float(found[0].abs().max()) * 4
-    return max(least, *(float((x - found[0]).abs().max()) for x in found[1:]))
+        logits.append(torch.cat(parts)[: len(text) - first].double())
+    least = torch.finfo(torch.promote_types(model.dtype, torch.float32)).eps * float(logits[0].abs().max()) * 4
+    return max(least, *(float((x - logits[0]).abs().max()) for x in logits[1:]))

@@ -53,8 +53,8 @@ class Rate:
         """Wilson's interval of 95 %: the probabilities that so many hits do not contradict."""
         if not self.trials:
             return 0.0, 1.0
-        found = binomtest(self.hits, self.trials).proportion_ci(0.95, "wilson")
-        return float(found.low), float(found.high)
+        interval = binomtest(self.hits, self.trials).proportion_ci(0.95, "wilson")
+        return float(interval.low), float(interval.high)
 
 
 def difference(a: Rate, b: Rate) -> tuple[float, float]:
@@ -229,16 +229,18 @@ def ready(
         specs = drafters.parts(spec)
         llm = load(specs)
         return Side(spec, replace(llm, drafter=_chain.of(llm.drafter, tokens)), tokens, vllm.inside(specs, tokens))
-    found = checkpoints.read(folder, facts)
-    parallel = int(found.config.get("parallel") or 0)
-    most = {"medusa": found.config.get("heads"), "block": found.config.get("block", 1) - 1}.get(found.method, parallel)
+    checkpoint = checkpoints.read(folder, facts)
+    parallel = int(checkpoint.config.get("parallel") or 0)
+    most = {"medusa": checkpoint.config.get("heads"), "block": checkpoint.config.get("block", 1) - 1}.get(
+        checkpoint.method, parallel
+    )
     chain = min(tokens, int(most or tokens))
-    write(found, to, facts, out)
+    write(checkpoint, to, facts, out)
     if faults := check(out, to, facts):
         raise InputError(f"the export is not what {to} loads: {'; '.join(faults)}")
-    same = out if trimmed(found) else folder  # what vLLM drafts with, from all tokens
-    llm = load(f"{name or found.method}:{same}?tree=chain")
-    return Side(spec, llm, chain, vllm.exported(found.method, out, chain, parallel > 0))
+    same = out if trimmed(checkpoint) else folder  # what vLLM drafts with, from all tokens
+    llm = load(f"{name or checkpoint.method}:{same}?tree=chain")
+    return Side(spec, llm, chain, vllm.exported(checkpoint.method, out, chain, parallel > 0))
 
 
 def split(spec: str) -> tuple[str, str]:
@@ -280,12 +282,12 @@ def splits(
     llm: LLM, prompts: Sequence[Sequence[int]], ours: Sequence[Sequence[int]], theirs: Sequence[Sequence[int]]
 ) -> list[Split]:
     """Where two sets of texts of the same prompts part."""
-    found = []
+    parts = []
     for i, (a, b) in enumerate(zip(ours, theirs, strict=True)):
         if list(a) != list(b):
             at = first_difference(a, b)
-            found.append(Split(i, at, margin(llm, [*prompts[i], *a[:at]], a[at:], b[at:])))
-    return found
+            parts.append(Split(i, at, margin(llm, [*prompts[i], *a[:at]], a[at:], b[at:])))
+    return parts
 
 
 def chain(llm: LLM, prompt: Sequence[int], tokens: int, new: int) -> tuple[list[int], list[int]]:

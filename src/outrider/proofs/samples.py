@@ -41,8 +41,8 @@ class Statistic:
 
 def warpers(law: Sampling) -> Any:
     """Transformers' own form of a law with temperature and top-p."""
-    found = [TemperatureLogitsWarper(law.temperature)] if law.temperature not in (0, 1) else []
-    return LogitsProcessorList([*found, *([TopPLogitsWarper(law.top_p)] if law.top_p < 1 else [])])
+    temperature = [TemperatureLogitsWarper(law.temperature)] if law.temperature not in (0, 1) else []
+    return LogitsProcessorList([*temperature, *([TopPLogitsWarper(law.top_p)] if law.top_p < 1 else [])])
 
 
 def statistics(

@@ -36,8 +36,8 @@ def main(job: dict[str, Any], say: Say) -> None:
     import vllm
 
     for asked in job["runs"]:
-        found = decode(vllm, job, **asked, say=say)
-        say({"vllm": vllm.__version__, "torch": torch.__version__, **found})
+        result = decode(vllm, job, **asked, say=say)
+        say({"vllm": vllm.__version__, "torch": torch.__version__, **result})
         gc.collect()  # the engine of a run is gone before the next one takes its memory
 
 
@@ -46,7 +46,7 @@ def decode(
 ) -> dict[str, Any]:
     """One run: an engine of its own, and the prompts in groups."""
     prompts: list[list[int]] = job["prompts"]
-    found: dict[str, Any] = {"texts": [], "drafts": [], "accepted_at": []}
+    result: dict[str, Any] = {"texts": [], "drafts": [], "accepted_at": []}
     counted = {"per_request_spec_decode_metrics": "summary"} if speculative else {}
     llm = vllm.LLM(
         job["target"],
@@ -67,11 +67,11 @@ def decode(
         for output in llm.generate(group, law, use_tqdm=False):
             (made,) = output.outputs
             drafts, *accepted = at_least(made.spec_decode_metrics.histogram if speculative else [0])
-            found["texts"].append(list(made.token_ids))
-            found["drafts"].append(drafts)
-            found["accepted_at"].append(accepted)
-        say({"done": len(found["texts"])})
-    return found
+            result["texts"].append(list(made.token_ids))
+            result["drafts"].append(drafts)
+            result["accepted_at"].append(accepted)
+        say({"done": len(result["texts"])})
+    return result
 
 
 def at_least(histogram: list[int]) -> list[int]:

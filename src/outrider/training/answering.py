@@ -96,7 +96,7 @@ def write(
         EndpointError: no server is left, or next to all questions are refused.
         Interrupted: at Ctrl-C; the answers so far are kept.
     """
-    out, found = Path(out), Written()
+    out, result = Path(out), Written()
 
     def keep(row: dict[str, Any]) -> None:
         files.append(out, json.dumps(row))
@@ -105,11 +105,11 @@ def write(
         with files.alone(out):
             have = finished(out, str)
             waiting = [question for question in put(asked, wish) if question.key not in have]
-            asyncio.run(answer([Server(url) for url in urls], waiting, concurrency, keep, found, done, say))
+            asyncio.run(answer([Server(url) for url in urls], waiting, concurrency, keep, result, done, say))
     except KeyboardInterrupt:
-        more = f"{found.answers} answer{'' if found.answers == 1 else 's'} more"
+        more = f"{result.answers} answer{'' if result.answers == 1 else 's'} more"
         raise Interrupted(f"{out} has {more}, the same command goes on from there") from None
-    return found
+    return result
 
 
 @dataclass
@@ -136,11 +136,11 @@ async def answer(
     waiting: Sequence[Question],
     concurrency: int,
     keep: Callable[[dict[str, Any]], None],
-    found: Written,
+    written: Written,
     done: Callable[[int], None] = lambda count: None,
     say: Callable[[str], None] = print,
 ) -> None:
-    """Put every question to the servers, and give each answer's line to `keep` as it comes; `found` counts them.
+    """Put every question to the servers, and give each answer's line to `keep` as it comes; `written` counts them.
 
     Raises:
         InputError, EndpointError: as `write`.
@@ -151,16 +151,16 @@ async def answer(
 
     def settle(question: Question, row: dict[str, Any] | None, refusal: str = "") -> None:
         if row is None:
-            found.refused.append(f"{question.where}: {refusal}")
+            written.refused.append(f"{question.where}: {refusal}")
         else:
             bare = "token_ids" not in row
             text = row["messages"][-1]["content"] if "messages" in row else row["completion"]
             if text.strip() or not bare:
                 keep(row)
-                found.answers, found.texts = found.answers + 1, found.texts + bare
+                written.answers, written.texts = written.answers + 1, written.texts + bare
         done(1)
-        if len(found.refused) >= found.answers + REFUSALS:
-            raise EndpointError(f"{len(found.refused)} questions were refused, the last: {found.refused[-1]}")
+        if len(written.refused) >= written.answers + REFUSALS:
+            raise EndpointError(f"{len(written.refused)} questions were refused, the last: {written.refused[-1]}")
 
     async def work(client: httpx2.AsyncClient, server: Server) -> None:
         while not server.given_up:

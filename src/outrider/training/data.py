@@ -234,7 +234,7 @@ def _chat(messages: Sequence[Mapping[str, str]], tokenizer: Any, where: str, end
 
 def tokenised(given: Sequence[Text | Document], tokenizer: Any) -> list[Document]:
     """The documents of these texts, in order; what is tokenised already stays as it is."""
-    found = {i: one for i, one in enumerate(given) if isinstance(one, Document)}
+    documents = {i: one for i, one in enumerate(given) if isinstance(one, Document)}
     end = getattr(tokenizer, "eos_token_id", None)
     for special in (True, False):
         texts = {i: one for i, one in enumerate(given) if isinstance(one, Text) and one.special == special}
@@ -242,8 +242,8 @@ def tokenised(given: Sequence[Text | Document], tokenizer: Any) -> list[Document
             whole = ["".join(words for words, _ in text.parts) for text in texts.values()]
             made = tokenizer(whole, add_special_tokens=special, return_offsets_mapping=True)
             for (i, text), ids, places in zip(texts.items(), made["input_ids"], made["offset_mapping"], strict=True):
-                found[i] = _spans(text, ids, places, end)
-    return [found[i] for i in range(len(given))]
+                documents[i] = _spans(text, ids, places, end)
+    return [documents[i] for i in range(len(given))]
 
 
 def _spans(text: Text, tokens: Sequence[int], places: Sequence[tuple[int, int]], end: int | None) -> Document:

@@ -50,8 +50,8 @@ class Wish:
 def body(what: Asked, wish: Wish, number: int) -> dict[str, Any]:
     """The request of question `number`: for /v1/chat/completions if it has messages, else for /v1/completions."""
     if isinstance(what, str):
-        found = re.match(rf"\s*(?:\S+\s+){{0,{wish.opening - 1}}}\S+", what)
-        asked: dict[str, Any] = {"prompt": found[0] if found else what}
+        words_ = re.match(rf"\s*(?:\S+\s+){{0,{wish.opening - 1}}}\S+", what)
+        asked: dict[str, Any] = {"prompt": words_[0] if words_ else what}
     else:
         asked = {"messages": what}
     law = {"max_tokens": wish.max_new_tokens, "temperature": wish.temperature, "seed": wish.seed + number}
@@ -93,7 +93,7 @@ def connect(urls: Sequence[str], model: str | None = None) -> tuple[list[str], s
     Raises:
         InputError: a server does not answer or does not serve the model, or two serve different ones.
     """
-    found: dict[str, str] = {}
+    served: dict[str, str] = {}
     with httpx2.Client(timeout=10, headers=headers()) as client:
         for given in urls:
             url = given.rstrip("/").removesuffix("/v1")
@@ -108,10 +108,10 @@ def connect(urls: Sequence[str], model: str | None = None) -> tuple[list[str], s
                 names = []
             if not names or (model is not None and model not in names):
                 raise InputError(f"{url} serves {', '.join(names) or 'no model'}" + (f", not {model}" if model else ""))
-            found[url] = model or names[0]
-    if len(set(found.values())) > 1:
-        raise InputError(f"{' and '.join(f'{u} serves {m}' for u, m in found.items())}; name the MODEL to be asked")
-    return list(found), next(iter(found.values()))
+            served[url] = model or names[0]
+    if len(set(served.values())) > 1:
+        raise InputError(f"{' and '.join(f'{u} serves {m}' for u, m in served.items())}; name the MODEL to be asked")
+    return list(served), next(iter(served.values()))
 
 
 async def ask(client: httpx2.AsyncClient, url: str, body: dict[str, Any]) -> Any:
@@ -157,8 +157,8 @@ def _reason(error: Exception) -> str:
 def _said(response: httpx2.Response) -> str:
     """A status with the server's own words, in one short line."""
     try:
-        found = response.json()
-        words = found.get("error", found)
+        body_ = response.json()
+        words = body_.get("error", body_)
         words = words.get("message", "") if isinstance(words, dict) else words
     except (ValueError, AttributeError):
         words = ""

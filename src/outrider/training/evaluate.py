@@ -48,16 +48,16 @@ def held_out_loss(
 
 def prompts_of(documents: Sequence[Document], count: int, remaining: int, context: int) -> list[list[int]]:
     """Beginnings of held-out documents: up to the first learned token, or a third of a plain text."""
-    found = []
+    prompts = []
     for document in documents:
         first = document.learn.index(True) if True in document.learn else len(document.tokens)
         size = first if first > 4 else len(document.tokens) // 3
         size = min(size, context - remaining - 2)
         if size >= 4:
-            found.append(list(document.tokens[:size]))
-        if len(found) == count:
+            prompts.append(list(document.tokens[:size]))
+        if len(prompts) == count:
             break
-    return found
+    return prompts
 
 
 def acceptance(

@@ -46,10 +46,10 @@ class Header:
         path = folder / HEADER
         if not path.is_file():
             raise InputError(f"{folder} has no {HEADER} to say what its files hold; write it as docs/training.md shows")
-        found = json_of(path)
+        header = json_of(path)
         try:
-            target = {name: int(found["target"][name]) for name in SAME}
-            layers, normed = tuple(int(k) for k in found["layers"]), found["normed"]
+            target = {name: int(header["target"][name]) for name in SAME}
+            layers, normed = tuple(int(k) for k in header["layers"]), header["normed"]
             assert isinstance(normed, bool)
             assert layers
             assert all(a < b for a, b in pairwise(layers))
@@ -95,14 +95,14 @@ class ForeignFeatures:
                 raise InputError(f"{path} has {len(tokens)} tokens and rows must not have fewer; give --length")
             self.files[key(tokens)] = path
         texts = [key(tokens) for r in range(len(rows.keys)) for _, tokens in _texts(rows, r)]
-        found = [name for name in texts if name in self.files]
-        if not found:
+        known = [name for name in texts if name in self.files]
+        if not known:
             raise InputError(
                 f"{folder} has features of {len(self.files)} texts, and the data has none of these with the same tokens"
             )
         with torch.no_grad():
-            self.norm = verify(target, self.header, self.files[found[0]])
-        say(f"features in {folder}: {len(found)} of {len(texts)} texts; the target reads the others itself")
+            self.norm = verify(target, self.header, self.files[known[0]])
+        say(f"features in {folder}: {len(known)} of {len(texts)} texts; the target reads the others itself")
 
     def see(self, target: HFTarget, batch: Batch, half: bool) -> TargetFeatures:
         """The batch's features: from the folder if all its texts are there, else the target's own."""

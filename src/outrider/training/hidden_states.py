@@ -51,8 +51,8 @@ def learned(path: Path) -> tuple[list[int], list[bool]]:
     """A file's tokens, and for each whether it is to be learned. Raises InputError where the file does not say so."""
     if path.suffix == ".safetensors":
         raise InputError(f"{path} does not say which tokens are to be learned; give the JSONL that it was made from")
-    found = _ckpt(path)
-    return found["input_ids"].flatten().tolist(), found["loss_mask"].flatten().bool().tolist()
+    tensors = _ckpt(path)
+    return tensors["input_ids"].flatten().tolist(), tensors["loss_mask"].flatten().bool().tolist()
 
 
 def load(path: Path, width: int) -> States:
@@ -70,9 +70,9 @@ def load(path: Path, width: int) -> States:
         if layers.element_size() == 1:
             layers = layers.float() * _of(path, "hidden_states_scales").reshape(-1, 1, 1)
     else:
-        found = _ckpt(path)
-        tokens = found["input_ids"].flatten().tolist()
-        parts = [found[name][0] for name in ("aux_hidden_state", "hidden_state") if name in found]
+        tensors = _ckpt(path)
+        tokens = tensors["input_ids"].flatten().tolist()
+        parts = [tensors[name][0] for name in ("aux_hidden_state", "hidden_state") if name in tensors]
         if any(part.shape[-1] % width for part in parts):
             raise InputError(f"{path} has hidden states of another width than the target's {width}")
         layers = torch.cat([part.reshape(len(part), -1, width) for part in parts], 1)
@@ -97,11 +97,11 @@ def _ckpt(path: Path) -> dict[str, Any]:
     try:
         if path.suffix == ".gz":
             with gzip.open(path) as file:
-                found = torch.load(file, map_location="cpu", weights_only=True)  # type: ignore[arg-type]
+                tensors = torch.load(file, map_location="cpu", weights_only=True)  # type: ignore[arg-type]
         else:
-            found = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        assert all(isinstance(found[name], Tensor) for name in ("input_ids", "loss_mask", "hidden_state"))
-        return found
+            tensors = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        assert all(isinstance(tensors[name], Tensor) for name in ("input_ids", "loss_mask", "hidden_state"))
+        return tensors
     except (RuntimeError, EOFError, OSError, pickle.UnpicklingError) as error:
         reason = "it holds more than tensors" if isinstance(error, pickle.UnpicklingError) else str(error)[:80]
         raise InputError(f"{path} cannot be read ({reason}); write it again") from None

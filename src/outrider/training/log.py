@@ -95,10 +95,10 @@ class Log:
             self._write({**line, "tokens_per_second": speed, "rate_share": share, **parts})
             self.tokens, self.seconds, self.useful, self.losses = 0, 0.0, 0.0, []
 
-    def evaluation(self, step: int, loss: float, parts: Mapping[str, float], found: Mapping[str, Any]) -> None:
-        self._write({"step": step, "held_out_loss": loss, **{f"held_out_{k}": v for k, v in parts.items()}, **found})
-        alpha = " ".join(f"{a:.2f}" for a in found["alpha"])
-        self.say(f"step {step}: held-out loss {loss:.4f}, tau {found['tau']:.2f}, alpha by position {alpha}")
+    def evaluation(self, step: int, loss: float, parts: Mapping[str, float], result: Mapping[str, Any]) -> None:
+        self._write({"step": step, "held_out_loss": loss, **{f"held_out_{k}": v for k, v in parts.items()}, **result})
+        alpha = " ".join(f"{a:.2f}" for a in result["alpha"])
+        self.say(f"step {step}: held-out loss {loss:.4f}, tau {result['tau']:.2f}, alpha by position {alpha}")
 
     def _write(self, line: dict[str, Any]) -> None:
         if not self.main:

@@ -35,12 +35,12 @@ def questions(paths: Sequence[str | Path]) -> Iterator[tuple[str, Asked]]:
 def keys(asked: Sequence[Asked]) -> list[str]:
     """A name of 16 hexadecimal digits for each question, from its content; of equal ones each has its own."""
     seen: Counter[str] = Counter()
-    found = []
+    hashes = []
     for what in asked:
         text = json.dumps(what, sort_keys=True)
-        found.append(hashlib.sha256(f"{seen[text]} {text}".encode()).hexdigest()[:16])
+        hashes.append(hashlib.sha256(f"{seen[text]} {text}".encode()).hexdigest()[:16])
         seen[text] += 1
-    return found
+    return hashes
 
 
 def finished(out: Path, kind: type = int) -> set[Any]:
@@ -59,7 +59,7 @@ def finished(out: Path, kind: type = int) -> set[Any]:
         *lines, rest = out.read_bytes().split(b"\n")
         if rest:
             os.truncate(out, out.stat().st_size - len(rest))
-    found = set()
+    done = set()
     for number, line in enumerate(lines, 1):
         try:
             key = json.loads(line)["id"]
@@ -67,5 +67,5 @@ def finished(out: Path, kind: type = int) -> set[Any]:
             key = None
         if not isinstance(key, kind):
             raise InputError(f"{out}:{number} was not written by this command; give another --out")
-        found.add(key)
-    return found
+        done.add(key)
+    return done

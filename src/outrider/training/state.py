@@ -84,11 +84,11 @@ class State:
                 self._count(part, seen, step)
             here = int((part.documents >= 0).sum())
             with self._few(), self._cast(), sync() if sync else nullcontext():
-                loss, weight, found = self.module(part.to(self.device), seen, step)
+                loss, weight, parts = self.module(part.to(self.device), seen, step)
             (loss * accelerator.num_processes).backward()  # the mean over processes is the sum then
             total, count = total + float(loss.detach()), count + float(weight.detach())
             tokens, self.useful = tokens + here, self.useful + here * self.operations + seen.read * self.reading
-            hits = {k: float(v) for k, v in found.items()}
+            hits = {k: float(v) for k, v in parts.items()}
         total, count, read = self._sums(total, count, float(tokens))
         count = max(count, 1.0)
         if math.isfinite(total):
@@ -127,8 +127,8 @@ class State:
         if self.accelerator.num_processes == 1:
             return list(values)
         mine = torch.tensor(values, dtype=torch.float64, device=self.device)
-        found: list[float] = self.accelerator.reduce(mine, "sum").tolist()
-        return found
+        sums: list[float] = self.accelerator.reduce(mine, "sum").tolist()
+        return sums
 
     def _read(self, rows: Batch, piece: Piece, features_of: FeaturesOf) -> tuple[Batch, TargetFeatures]:
         """This process's rows of a piece, and what the target sees in them. A process without rows reads the first of
@@ -152,16 +152,16 @@ class State:
         torch.nn.utils.clip_grad_norm_(parameters, self.recipe.clip)
         self.optimiser.step()
 
-    def resume(self, found: dict[str, Any]) -> None:
+    def resume(self, state: dict[str, Any]) -> None:
         """Module and optimiser as a checkpoint has them. Raises InputError for one of another network."""
         try:
             if self.shard:
-                sharding.restore(self.objective, self.optimiser, found["module"], found["optimiser"])
+                sharding.restore(self.objective, self.optimiser, state["module"], state["optimiser"])
             else:
-                for group in found["optimiser"]["param_groups"]:
+                for group in state["optimiser"]["param_groups"]:
                     group["fused"] = self.one_call  # now: it decides where the counts of steps are kept
-                self.objective.load_state_dict(found["module"])
-                self.optimiser.load_state_dict(found["optimiser"])
+                self.objective.load_state_dict(state["module"])
+                self.optimiser.load_state_dict(state["optimiser"])
         except (RuntimeError, ValueError, KeyError) as error:
             reason = " ".join(str(error).split())[:160]
             raise InputError(
@@ -196,11 +196,11 @@ def rows_of(recipe: Recipe, count: int, step: int) -> list[int]:
     """The rows of a step: epochs in orders of their own, one behind the other."""
     wanted = recipe.rows * recipe.accumulate
     first = step * wanted
-    found: list[int] = []
-    while len(found) < wanted:
-        epoch, at = divmod(first + len(found), count)
-        found += order(count, recipe.seed, epoch)[at : at + wanted - len(found)]
-    return found
+    rows: list[int] = []
+    while len(rows) < wanted:
+        epoch, at = divmod(first + len(rows), count)
+        rows += order(count, recipe.seed, epoch)[at : at + wanted - len(rows)]
+    return rows
 
 
 def shares(index: list[int], processes: int, accumulate: int) -> list[Piece]:

@@ -85,10 +85,10 @@ def grow(measured: Measured, nodes: int) -> Tuned:
     """The best tree of `nodes` nodes, root included."""
     if nodes < 2:
         raise InputError(f"a tree has a root and at least one node more: nodes must be at least 2, not {nodes}")
-    found = Tuned(*_ranks.greedy(measured.accuracies, nodes - 1))
-    if not found.paths:
+    tuned = Tuned(*_ranks.greedy(measured.accuracies, nodes - 1))
+    if not tuned.paths:
         raise InputError("none of the drafter's candidates was ever right, so there is no tree to grow; train it first")
-    return found
+    return tuned
 
 
 def measure(
@@ -130,10 +130,10 @@ class Watch:
     tested: list[int]
     hits: list[list[int]]
 
-    def note(self, found: Array, truth: Array, size: Sequence[int]) -> None:
+    def note(self, ranked: Array, truth: Array, size: Sequence[int]) -> None:
         """Candidates [b, d, k] below paths [b, >= d], of which row b's is known to depth size[b]."""
-        known = np.arange(found.shape[1]) < np.array(size)[:, None]
-        right = (found == truth[:, : found.shape[1], None]) & known[..., None]
+        known = np.arange(ranked.shape[1]) < np.array(size)[:, None]
+        right = (ranked == truth[:, : ranked.shape[1], None]) & known[..., None]
         for d, (count, hits) in enumerate(zip(known.sum(0).tolist(), right.sum(0).tolist(), strict=True)):
             self.tested[d] += count
             for i, h in enumerate(hits):

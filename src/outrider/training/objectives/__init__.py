@@ -38,8 +38,8 @@ def names() -> list[str]:
 
 def optimiser_of(name: str) -> Optimiser:
     """The rates that a method's paper gives."""
-    found: Optimiser = plugins.module("objectives", name).OPTIMISER
-    return found
+    optimiser: Optimiser = plugins.module("objectives", name).OPTIMISER
+    return optimiser
 
 
 def options_of(name: str) -> dict[str, Any]:
@@ -59,5 +59,5 @@ def build(name: str, target: Target, documents: Sequence[Document], options: dic
         if option not in known:
             raise InputError(f"{name} has no option {option!r}; it has {', '.join(known)}")
     extra = {"documents": documents} if "documents" in inspect.signature(function).parameters else {}
-    found: Objective = function(target, **extra, **options)
-    return found
+    objective: Objective = function(target, **extra, **options)
+    return objective

@@ -130,15 +130,17 @@ class TrimmedObjective(NetworkObjective):
         Raises:
             InputError: it holds another kind of network, or one of other sizes.
         """
-        found = checkpoints.read(_weights.placed(folder, self.drafter), self.target)
-        if found.method != self.drafter:
-            raise InputError(f"{folder} holds a drafter {found.method!r}, and this training makes {self.drafter!r}")
-        theirs = to_dict(native.network(found.method).read(found.config, folder))
+        checkpoint = checkpoints.read(_weights.placed(folder, self.drafter), self.target)
+        if checkpoint.method != self.drafter:
+            raise InputError(
+                f"{folder} holds a drafter {checkpoint.method!r}, and this training makes {self.drafter!r}"
+            )
+        theirs = to_dict(native.network(checkpoint.method).read(checkpoint.config, folder))
         mine = to_dict(self.net.config)
         other = sorted(k for k in mine.keys() - BESIDE if mine[k] != theirs[k])
         if other:
             raise InputError(f"{folder} has another {', '.join(other)} than this training; give the same options")
-        tensors = native.exact(found.tensors, native.shapes(self.net), folder)
+        tensors = native.exact(checkpoint.tensors, native.shapes(self.net), folder)
         self.net.load_state_dict(tensors)
         self._read_vocabulary()
 

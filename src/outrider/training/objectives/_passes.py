@@ -61,10 +61,10 @@ class Passes:
         """Of documents and of stretches of padding, in order; None: all rows are computed together."""
         if self.batch.tokens.device.type != "cpu":
             return None
-        found: list[int] = []
+        lengths: list[int] = []
         for row in self.batch.documents:
-            found += row.unique_consecutive(return_counts=True)[1].tolist()
-        return found
+            lengths += row.unique_consecutive(return_counts=True)[1].tolist()
+        return lengths
 
     def _pieces(self, x: Float[Tensor, "b heads m d"]) -> list[Float[Tensor, "p heads n d"]]:
         """Documents, filled up to multiples of STEP, so that products have few sizes (`sizes.py`)."""

@@ -109,7 +109,7 @@ class BlockObjective(TrimmedObjective):
             return self._judge(feature, made, above)
         parts = zip(*(given.split(most) for given in (feature, made, above)), strict=True)
         judged = [checkpoint(self._judge, *part, use_reentrant=False) for part in parts]
-        loss, chance, right = (torch.cat(found) for found in zip(*judged, strict=True))
+        loss, chance, right = (torch.cat(values) for values in zip(*judged, strict=True))
         return loss, chance, right
 
     def _judge(self, feature: Tensor, made: Tensor, above: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -147,11 +147,11 @@ class BlockObjective(TrimmedObjective):
                     count += true.shape[0] * true.shape[1]
                     yield given, true.flatten(1)
 
-            found = nearest(pairs())
-            if found is None:
+            matrix = nearest(pairs())
+            if matrix is None:
                 return
             size = (squares / count).sqrt().clamp(min=1e-6)
-            maps = found.view(config.block, hidden, 2 * hidden) / size[:, None]
+            maps = matrix.view(config.block, hidden, 2 * hidden) / size[:, None]
             maps[0, :, hidden:] -= torch.eye(hidden).to(maps)  # the anchor's own vector is there already
             net.seed.weight.copy_(maps.flatten(0, 1))
             net.norm.weight.copy_(size)

@@ -71,9 +71,9 @@ class EagleObjective(TrimmedObjective):
                 yield self.net.given(true, self._embeds(batch, true))[wanted], true.roll(-1, 1)[wanted]
 
         with torch.no_grad():
-            found = nearest(pairs())
-            if found is not None:
-                self.net.fc.weight.copy_(found)
+            matrix = nearest(pairs())
+            if matrix is not None:
+                self.net.fc.weight.copy_(matrix)
                 for last in (self.net.layers[0].self_attn.o_proj, self.net.layers[0].mlp.down_proj):
                     last.weight.zero_()
 
