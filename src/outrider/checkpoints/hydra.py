@@ -1,7 +1,7 @@
 """Hydra's layout: `hydra_lm_head.pt` of grounded heads, plain (mlp) or behind a decoder layer (prefix-mlp, Hydra++).
 
 hydra_mlp.{i}.1.{linear,res_connection}.*     the first block of head i, [h, h (i + 2)]
-hydra_mlp.{i}.{3,5,7}.linear.*                the next ones
+hydra_mlp.{i}.{3,5,7}.linear.*                the next blocks
 hydra_lm_head.{i}.1.*                         with a bias
 prefix_embeding_layer.*                       (sic) a Llama model of one layer with the target's shape
 input_embed_fn.weight                         the target's embedding
@@ -24,7 +24,7 @@ FILE = "hydra_lm_head.pt"
 
 
 def read(bag: Bag, config: Mapping[str, Any], facts: Facts | None) -> Checkpoint:
-    """A Hydra folder's drafter. Raises InputError for heads of a kind that is not Hydra's own."""
+    """Load a Hydra folder. Raises InputError for heads of another kind."""
     where = bag.where
     arch = config.get("hydra_head_arch", "mlp")
     if arch not in ("mlp", "prefix-mlp"):
@@ -41,7 +41,7 @@ def read(bag: Bag, config: Mapping[str, Any], facts: Facts | None) -> Checkpoint
     notes = []
     for name, seen in (("hydra_num_heads", heads), ("hydra_num_layers", layers)):
         if config.get(name) not in (None, seen):
-            notes.append(f"the config says {name} {config[name]} and the weights hold {seen}: the weights are right")
+            notes.append(f"the config says {name} {config[name]} and the weights have {seen}: the weights are used")
     layer = None
     if prefixed:
         base = facts.config if facts is not None else config
@@ -70,7 +70,7 @@ def read(bag: Bag, config: Mapping[str, Any], facts: Facts | None) -> Checkpoint
 
 
 def _name(native_name: str) -> str:
-    """A native key as Hydra's code has it."""
+    """A native key in Hydra's naming."""
     if m := re.match(r"heads\.(\d+)\.blocks\.(\d+)\.(.*)", native_name):
         return f"hydra_mlp.{m[1]}.{2 * int(m[2]) + 1}.{m[3]}"
     if m := re.match(r"heads\.(\d+)\.lm_head\.(.*)", native_name):

@@ -1,8 +1,8 @@
-"""Mamba checkpoints in the layout of their authors (`mamba_ssm`), told in the words of transformers.
+"""Mamba checkpoints in their authors' layout (`mamba_ssm`), converted to that of transformers.
 
 `config.json` has `d_model`, `n_layer`, `vocab_size` (padded up to a multiple of `pad_vocab_size_multiple` in the
-weights) and `ssm_cfg`, which names Mamba-2 by its `layer`; weights are keyed `backbone.*`, mostly as transformers keys
-them. Tokenizers are not part of it.
+weights) and `ssm_cfg`, whose `layer` names Mamba-2; weights are keyed `backbone.*`, mostly like those of transformers.
+Tokenizers are not included.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ KNOWN = {"layer", "d_state", "d_conv", "expand", "headdim", "ngroups", "dt_rank"
 
 
 def original(path: str | Path) -> bool:
-    """Is this a folder in the authors' layout?"""
+    """Whether a folder is in the authors' layout."""
     file = Path(path) / "config.json"
     if not file.is_file():
         return False
@@ -31,7 +31,7 @@ def original(path: str | Path) -> bool:
 
 
 def read(path: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The config and the tensors as transformers' MambaForCausalLM or Mamba2ForCausalLM has them."""
+    """Config and tensors of transformers' MambaForCausalLM or Mamba2ForCausalLM."""
     folder = folder_of(path)
     config = _config(json_of(folder / "config.json"), path)
     weights = weights_of(folder, "model.safetensors", "pytorch_model.bin")
@@ -52,7 +52,7 @@ def _key(name: str) -> str:
 def _whole(given: Mapping[str, Any], name: str, default: int, path: str | Path) -> int:
     value = given.get(name, default)
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise InputError(f"{name} in the config of {path} must be a positive whole number, not {value!r}")
+        raise InputError(f"{name} in the config of {path} must be a positive integer, not {value!r}")
     return value
 
 

@@ -1,9 +1,7 @@
 """The native layout: config.json with "outrider_method", "format": 1 and the network's config; model.safetensors.
 
-A drafter that was trained here also names the target's weights that it was trained for, by a mark ("target_weights").
-
-Which tensors belong to a config is asked of the network itself: `NETWORK` of the drafter's file, built without numbers.
-Every layout is read against it.
+A drafter trained by Outrider also has a mark of its target's weights ("target_weights"). The tensors of a config are
+those of the network itself: `NETWORK` of the drafter's file, built without weights. All layouts are checked against it.
 """
 
 from __future__ import annotations
@@ -30,17 +28,17 @@ def network(method: str, where: object = "this folder") -> Network:
     """The network of a trained drafter.
 
     Raises:
-        InputError: there is no such drafter, or it has no weights of its own.
+        InputError: the drafter is unknown, or has no weights.
     """
     known = method in plugins.names("drafters")
     net = getattr(plugins.module("drafters", method), "NETWORK", None) if known else None
     if net is None:
-        raise InputError(f"{where} says that it holds {method!r}, which has no weights of its own to read")
+        raise InputError(f"{where} names the drafter {method!r}, which has no weights")
     return net
 
 
 def table(method: str, config: Mapping[str, Any], where: object = "this folder") -> dict[str, Shape]:
-    """Keys and shapes of a trained drafter's tensors, as its network names them."""
+    """Keys and shapes of a trained drafter's tensors, by its network."""
     of = network(method, where)
     return shapes(of.empty(of.read(config, where)))
 
@@ -51,7 +49,7 @@ def shapes(net: nn.Module) -> dict[str, Shape]:
 
 
 def read(path: str | Path) -> Checkpoint:
-    """A native folder as it is; the network that is filled with it, or `check`, sees whether it is whole."""
+    """Load a native folder unchecked; `check`, or loading it into the network, verifies it."""
     folder = folder_of(path)
     config = json_of(folder / "config.json")
     method, version = config.pop("outrider_method"), config.pop("format", FORMAT)
@@ -65,28 +63,28 @@ def read(path: str | Path) -> Checkpoint:
 
 
 def check(checkpoint: Checkpoint, where: object) -> None:
-    """Refuse a native checkpoint whose tensors are not those that its config asks for."""
+    """Raise InputError if a native checkpoint's tensors do not match its config."""
     exact(checkpoint.tensors, table(checkpoint.method, checkpoint.config, where), where)
 
 
-def exact(tensors: Mapping[str, Tensor], wanted: Mapping[str, Shape], where: object) -> dict[str, Tensor]:
-    """These tensors, if they are the wanted ones: all of them and no others, of these shapes, without NaN.
+def exact(tensors: Mapping[str, Tensor], table: Mapping[str, Shape], where: object) -> dict[str, Tensor]:
+    """The tensors, if they are exactly those of `table`, of these shapes and finite.
 
     Raises:
-        InputError: naming the first tensors that are missing, unknown, of another shape or not finite.
+        InputError: names the first missing, unknown, misshapen or non-finite tensors.
     """
     bag = Bag(tensors, where)
-    taken = bag.all(wanted)
+    taken = bag.all(table)
     bag.close("(?!)")
     return taken
 
 
 def write(checkpoint: Checkpoint, folder: Path) -> None:
     """Write a native folder, which must exist."""
-    told = {MARK: checkpoint.mark} if checkpoint.mark else {}
+    mark = {MARK: checkpoint.mark} if checkpoint.mark else {}
     put(
         folder,
-        {"outrider_method": checkpoint.method, "format": FORMAT, **told, **checkpoint.config},
+        {"outrider_method": checkpoint.method, "format": FORMAT, **mark, **checkpoint.config},
         checkpoint.tensors,
     )
 
@@ -95,11 +93,11 @@ def save(folder: str | Path, method: str, net: nn.Module, config: Any = None, ta
     """Write a network as the native folder of a drafter.
 
     Args:
-        folder: made if it is not there.
+        folder: created if missing.
         method: the drafter's name.
         net: its state dict is written in its own precision.
         config: the dataclass to write; by default `net.config`.
-        target: what it was trained for; the mark of its weights, where it has one, is written too.
+        target: the target it was trained for, whose mark is written too.
     """
     Path(folder).mkdir(parents=True, exist_ok=True)
     mark = str(getattr(target, "mark", ""))

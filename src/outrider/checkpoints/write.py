@@ -1,4 +1,4 @@
-"""`write`: a drafter as a folder that others load, complete or not at all."""
+"""`write`: exports a drafter to a folder, atomically."""
 
 from __future__ import annotations
 
@@ -27,8 +27,7 @@ Made = tuple[dict[str, Any], dict[str, Tensor], str]
 
 
 def trimmed(checkpoint: Checkpoint) -> bool:
-    """Has it a draft vocabulary that names rows of the target's own head? Engines have no list of them, and draft with
-    all rows."""
+    """Whether its draft vocabulary selects rows of the target's head. Engines do not support that and use all rows."""
     shares = checkpoint.method == "eagle" or (checkpoint.method == "medusa" and checkpoint.config["share_head"])
     return shares and bool(checkpoint.config.get("draft_vocab"))
 
@@ -56,10 +55,8 @@ def made(checkpoint: Checkpoint, to: str, facts: Facts) -> Made:
     check_format(to)
     native.check(checkpoint, "this drafter")
     method = checkpoint.method
-    whole = native.network(method).read(
-        checkpoint.config, "this drafter"
-    )  # a folder may be older than some of its fields
-    checkpoint = replace(checkpoint, config=(config := to_dict(whole)))
+    complete = native.network(method).read(checkpoint.config, "this drafter")  # fills in fields newer than the folder
+    checkpoint = replace(checkpoint, config=(config := to_dict(complete)))
     if to not in FORMATS_OF.get(method, ()):
         others = " or ".join(FORMATS_OF.get(method, ()))
         say = f"export it to {others}" if others else "no engine has one, so use it in Outrider"

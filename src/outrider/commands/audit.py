@@ -135,7 +135,9 @@ def show(audit: Audit) -> None:
     equal = table("seed for seed, against the engine without a drafter and the stock model", *heads)
     for e in audit.equality:
         own = f"{e.own}/{e.texts}"
-        equal.add_row(label(e.law), str(e.batch), str(e.texts), own, str(e.tokens), f"{e.noise:.1e}", divergences(e))
+        equal.add_row(
+            label(e.sampling), str(e.batch), str(e.texts), own, str(e.tokens), f"{e.noise:.1e}", divergences(e)
+        )
     console.print(equal)
     rules = table("exact, every branch on tiny models (the audited rule is marked)", "rule", "draft", "TV", "")
     for x in audit.exact:
@@ -146,7 +148,7 @@ def show(audit: Audit) -> None:
     for s in audit.statistics:
         verdict = "DEVIATES" if s.rejected else "no deviation" if s.cells > 1 else "nothing to test"
         stats.add_row(
-            label(s.law), str(s.prompt + 1), s.draft, str(s.samples), str(s.cells), f"{s.p:.3g}", f"{s.tv:.3f}",
+            label(s.sampling), str(s.prompt + 1), s.draft, str(s.samples), str(s.cells), f"{s.p:.3g}", f"{s.tv:.3f}",
             f"{s.detectable:.3f}", verdict,
         )  # fmt: skip
     console.print(stats)

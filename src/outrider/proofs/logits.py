@@ -1,4 +1,4 @@
-"""The logits that a text is checked against: of the stock model where there is one, else of the target's own passes."""
+"""The logits that texts are checked against: of the stock model if there is one, else of the target's passes."""
 
 from __future__ import annotations
 
