@@ -194,15 +194,15 @@ def gathered(
         return prompts.read(file, limit)
     if not texts and not given and compare:
         return (list(QUESTIONS) if installed() else held_out())[:limit]
-    prompts = [_stdin() if p == "-" else p for p in texts or given]
-    if not prompts and not (sys.stdin is None or sys.stdin.isatty()):
-        prompts = list(filter(None, [_stdin()]))
-    if not prompts:
+    chosen = [_stdin() if p == "-" else p for p in texts or given]
+    if not chosen and not (sys.stdin is None or sys.stdin.isatty()):
+        chosen = list(filter(None, [_stdin()]))
+    if not chosen:
         alone = f"{model} is taken for the model; give a prompt too" if model else "give a prompt"
         raise InputError(f'{alone}, as in: outrider generate {model or "demo"} "Once upon a time"')
-    if "" in prompts:
+    if "" in chosen:
         raise InputError("the prompt is empty; give some text")
-    return prompts[:limit]
+    return chosen[:limit]
 
 
 def _stdin() -> str:

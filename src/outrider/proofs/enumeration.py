@@ -179,15 +179,15 @@ def _by_reference(rule: str, world: World, tree: DraftTree, logits: Array, branc
     ends: list[Text] = []
     for b, (row, branch) in enumerate(zip(tree.host, branches, strict=True)):
 
-        def distribution(node: int, path: list[int], b: int = b) -> Array:
+        def p(node: int, path: list[int], b: int = b) -> Array:
             return distribution(logits[b, node], world.sampling)
 
         q = None if tree.q is None else tree.q[b]
         if rule == "typical":
-            path, token = verify.typical(row, distribution, Question.epsilon, Question.delta, tree.deepest)
+            path, token = verify.typical(row, p, Question.epsilon, Question.delta, tree.deepest)
         elif rule == "block":
-            path, token = verify.block(row, distribution, branch, tree.deepest, q)
+            path, token = verify.block(row, p, branch, tree.deepest, q)
         else:
-            path, token = verify.rejection(row, distribution, branch, tree.deepest, q, tree.replacement)
+            path, token = verify.rejection(row, p, branch, tree.deepest, q, tree.replacement)
         ends.append((*(row[0][node] for node in path[1:]), token))
     return ends
