@@ -253,7 +253,7 @@ def test_verify_finds_what_loaders_let_through(tmp_path: Path) -> None:
     config = json.loads(place.read_text())
     inner = config["dflash_config"]
     for change, says in (
-        ({"is_causal": True}, "say the same"),
+        ({"is_causal": True}, "must all be present and agree"),
         ({"dflash_config": {**inner, "target_layer_ids": [1, 40]}}, "lie outside"),
         ({"dflash_config": {**inner, "mask_token_id": 99}}, "no token"),
         ({"num_hidden_layers": 3}, "missing"),

@@ -137,7 +137,7 @@ def test_eagle3_leaves_things_to_its_target(tmp_path: Path) -> None:
     assert found.config["taps"] == [2, 6, 9]
     assert found.config["draft_vocab"] == V
     assert said(found, "no lm_head")
-    assert said(found, "whole one")
+    assert said(found, "full one")
     same_eagle3(
         found, {**raw, "lm_head.weight": foreign.head()}, {**SIZES, "theta": 50.0}, "midlayer.", features(3), embeds()
     )

@@ -157,8 +157,8 @@ def test_the_checker_finds(tmp_path: Path, facts: Facts, to: str, spoil: Any, sa
 @pytest.mark.parametrize(
     ("config", "says"),
     [
-        (published(ptd_token_id=None), "must say one mask token"),
-        (published(pard_token=TOKEN + 1), "must say one mask token"),
+        (published(ptd_token_id=None), "must have one mask token"),
+        (published(pard_token=TOKEN + 1), "must have one mask token"),
         (published(ptd_token_id=V), "outside the vocabulary"),
         (published(num_hidden_layers=2), "layers.2"),
     ],

@@ -78,7 +78,8 @@ def test_what_is_finished_is_told_where_a_later_drafter_fails(
 
 @pytest.mark.process
 @pytest.mark.parametrize(
-    ("python", "says"), [("no/python", "is no Python that runs"), ("", "is no Python that runs"), ("-", "has no vLLM")]
+    ("python", "says"),
+    [("no/python", "is not a working Python"), ("", "is not a working Python"), ("-", "has no vLLM")],
 )
 def test_a_python_without_vllm_is_refused_before_a_model_is_loaded(
     python: str, says: str, capsys: pytest.CaptureFixture[str], tmp_path: Path

@@ -205,7 +205,7 @@ def test_bad_input_is_one_sentence(served: Served, tmp_path: Path, capsys: pytes
         (call("localhost", out), "localhost is no address"),
         (call(served.url, out, "--endpoint", dead), "cannot be reached"),
         ([*call(served.url, out), "llama"], f"{served.url} serves demo, not llama"),
-        (call(served.url, out, "--drafter", "lookup"), "with --endpoint the servers decide"),
+        (call(served.url, out, "--drafter", "lookup"), "--endpoint leaves these to the servers"),
         (call(served.url, out, "--concurrency", "0"), "concurrency must be at least 1"),
         (call(served.url, numbered), "was not written by this command"),
     ):
@@ -233,7 +233,7 @@ def test_ctrl_c_keeps_answers(
     assert len(lines(out)) in (1, 2)
     said = capsys.readouterr().err.splitlines()[-1]
     assert said.startswith(f"outrider: interrupted; {out} has ")
-    assert said.endswith("the same command goes on from there")
+    assert said.endswith("the same command resumes from there")
     assert main(call(served.url, out, *SMALL)) == 0
     assert sorted(lines(out)) == sorted(wanted(6))
 

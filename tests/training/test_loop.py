@@ -167,7 +167,7 @@ def test_a_refusal_leaves_nothing_behind(model: HFTarget, tmp_path: Path, change
     with pytest.raises(InputError, match=words):
         run(model, tmp_path / "run", replace(RECIPE, **change))
     assert not (tmp_path / "run").exists()
-    with pytest.raises(InputError, match=r"1 document found.*cut into documents at blank lines"):
+    with pytest.raises(InputError, match=r"has 1 document, .*split at blank lines"):
         loop.train(model, documents(1), tmp_path / "run", RECIPE, quiet=True)
     assert not (tmp_path / "run").exists()
 

@@ -73,13 +73,13 @@ def generate(
         )
     if limit is not None and limit < 1:
         raise InputError(f"--limit must be at least 1, not {limit}")
-    asked = list(questions.questions(data))[:limit]
-    names: list[Any] = questions.keys([what for _, what in asked]) if endpoint else list(range(len(asked)))
+    items = list(questions.questions(data))[:limit]
+    names: list[Any] = questions.keys([what for _, what in items]) if endpoint else list(range(len(items)))
     with files.alone(out):
         have = questions.finished(Path(out), str if endpoint else int)
-    if asked and have >= set(names):
-        there = f"all {len(asked)} questions already have answers in {out}; nothing was written"
-        report(as_json, out, len(asked), 0, there)
+    if items and have >= set(names):
+        there = f"all {len(items)} questions already have answers in {out}"
+        report(as_json, out, len(items), 0, there)
         return
     if endpoint:
         if drafter or no_compile or trust_remote_code or (dtype, device, batch_size) != ("auto", "auto", 8):
@@ -91,10 +91,10 @@ def generate(
 
         urls, served = endpoints.connect(endpoint, model)
         wish = endpoints.Wish(served, max_new_tokens, temperature, seed, opening)
-        with progress(as_json, len(asked), len(have & set(names))) as (done, say):
-            result = answering.write(urls, asked, out, wish, concurrency, done, say)
+        with progress(as_json, len(items), len(have & set(names))) as (done, say):
+            result = answering.write(urls, items, out, wish, concurrency, done, say)
         report(
-            as_json, out, len(asked), result.answers, sentence(out, result),
+            as_json, out, len(items), result.answers, sentence(out, result),
             without_token_ids=result.texts, refused=result.refused,
         )  # fmt: skip
         return
@@ -107,12 +107,12 @@ def generate(
     )  # fmt: skip
     if llm.tokenizer is None:
         raise InputError(f"{llm.name} has no tokenizer; name a model that has one")
-    with progress(as_json, len(asked), len(have & set(names))) as (done, _):
+    with progress(as_json, len(items), len(have & set(names))) as (done, _):
         written = answers.write(
-            llm.target, llm.drafter, llm.tokenizer, asked, out, max_new_tokens, temperature, seed, batch_size, opening,
+            llm.target, llm.drafter, llm.tokenizer, items, out, max_new_tokens, temperature, seed, batch_size, opening,
             llm.eos, done,
         )  # fmt: skip
-    report(as_json, out, len(asked), written, f"{written} answer{'s' * (written != 1)} written to {out}")
+    report(as_json, out, len(items), written, f"{written} answer{'s' * (written != 1)} written to {out}")
 
 
 @contextmanager

@@ -42,7 +42,7 @@ def answers(batch: pa.Table, urls: Sequence[str], concurrency: int) -> pa.Table:
 
 def write(
     urls: Sequence[str],
-    asked: Sequence[tuple[str, Asked]],
+    items: Sequence[tuple[str, Asked]],
     out: str | Path,
     wish: Wish,
     concurrency: int = 32,
@@ -53,7 +53,7 @@ def write(
 
     Args:
         urls: the servers, as `outrider.training.endpoints.connect` gives them; each worker uses all of them.
-        asked: (position, question), as `outrider.training.questions.questions` gives them.
+        items: (position, question), as `outrider.training.questions.questions` gives them.
         out: a folder that all machines see. `out/answers` are JSON lines for `outrider train --data`.
         wish: the model and its sampling.
         concurrency: concurrent requests per worker and server.
@@ -64,7 +64,7 @@ def write(
         InputError: `out` cannot be written. Ray's errors pass through.
     """
     out = Path(out).absolute()
-    waiting = put(asked, wish)
+    waiting = put(items, wish)
     with files.folder(out / "questions", replace=True) as made:
         for first in range(0, len(waiting), block):
             lines = [json.dumps({"id": q.key, "body": json.dumps(q.body)}) for q in waiting[first : first + block]]

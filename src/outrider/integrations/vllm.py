@@ -43,7 +43,7 @@ class Proposer:
     def __init__(self, vllm_config: Any):
         """Parse vLLM's `VllmConfig`. Raises InputError if it names no drafter."""
         self.config = vllm_config
-        self.specs = asked(vllm_config.additional_config)
+        self.specs = specs_of(vllm_config.additional_config)
         self.tokens = int(vllm_config.speculative_config.num_speculative_tokens)
         self.live: Live | None = None
 
@@ -101,7 +101,7 @@ def tokenizer_of(known: Any) -> Any:
         return None
 
 
-def asked(additional: Any) -> list[str]:
+def specs_of(additional: Any) -> list[str]:
     """The SPECs under the key `outrider`."""
     drafters = additional.get(KEY) if isinstance(additional, Mapping) else None
     specs = [drafters] if isinstance(drafters, str) else drafters

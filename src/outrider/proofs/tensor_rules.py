@@ -21,8 +21,8 @@ class Branches:
     rows: list[Branch]
 
     def accept(self, prob: Float64[Tensor, " b"], index: Int[Tensor, " b"], of: int) -> Bool[Tensor, " b"]:
-        asked = zip(self.rows, prob.tolist(), index.tolist(), strict=True)
-        return torch.tensor([i > 0 and row.accept(p, i) for row, p, i in asked])  # the root is not decided
+        decisions = zip(self.rows, prob.tolist(), index.tolist(), strict=True)
+        return torch.tensor([i > 0 and row.accept(p, i) for row, p, i in decisions])  # the root is not decided
 
     def draw(self, weights: Float64[Tensor, "b v"]) -> Int[Tensor, " b"]:
         return torch.tensor([row.draw(w) for row, w in zip(self.rows, weights.numpy(), strict=True)])

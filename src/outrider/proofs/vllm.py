@@ -76,8 +76,8 @@ def runner(python: str | Path) -> Decode:
             assert process.stdout
             left = len(job["runs"])
             try:
-                with contextlib.suppress(BrokenPipeError), process.stdin as asked:
-                    json.dump(job, asked)
+                with contextlib.suppress(BrokenPipeError), process.stdin as stdin:
+                    json.dump(job, stdin)
                 for line in process.stdout:
                     event = json.loads(line)
                     left -= "texts" in event

@@ -34,8 +34,8 @@ def main(job: dict[str, Any], say: Say) -> None:
     import torch
     import vllm
 
-    for asked in job["runs"]:
-        result = decode(vllm, job, **asked, say=say)
+    for run in job["runs"]:
+        result = decode(vllm, job, **run, say=say)
         say({"vllm": vllm.__version__, "torch": torch.__version__, **result})
         gc.collect()  # free the engine before the next one starts
 

@@ -76,28 +76,28 @@ class Endpoints:
         """Encode, submit and respond, streaming or not."""
         service, scheduler = self.service, self.service.scheduler
         raw = await body_of(request)
-        asked = parse(raw, kind)
-        service.check(asked)
-        call = await unless_gone(request, self.prepared(asked, len(raw), prepare))
+        parsed = parse(raw, kind)
+        service.check(parsed)
+        call = await unless_gone(request, self.prepared(parsed, len(raw), prepare))
         try:
             scheduler.submit(call.jobs)
         except Closed as closed:
             scheduler.metrics.rejections("closed").inc()
             return refused(Refusal(str(closed), status=503), {"retry-after": "5"})
         request.scope["outrider.entry"].call = call
-        if asked.stream:
+        if parsed.stream:
             return Events(service, call)
         try:
             return JSONResponse(await unless_gone(request, answers.complete(service, call)))
         finally:
             finish(service, call)
 
-    async def prepared(self, asked: Any, size: int, prepare: Callable[..., Call]) -> Call:
+    async def prepared(self, parsed: Any, size: int, prepare: Callable[..., Call]) -> Call:
         """Compile the grammar and tokenise the prompt outside the event loop. size: bytes of the request."""
         bound: Any = None, None
-        if any(getattr(asked, name, None) for name in RESTRICTING):
-            bound = await self.compiling.run(size, self.service.bound, asked)
-        return await self.encoding.run(size, prepare, asked, Channel(self.service.scheduler.wake), *bound)
+        if any(getattr(parsed, name, None) for name in RESTRICTING):
+            bound = await self.compiling.run(size, self.service.bound, parsed)
+        return await self.encoding.run(size, prepare, parsed, Channel(self.service.scheduler.wake), *bound)
 
     async def models(self, request: Request) -> Response:
         return JSONResponse({"object": "list", "data": [self.model()]})
@@ -149,30 +149,30 @@ class Endpoints:
 
     async def tokenize(self, request: Request) -> Response:
         raw = await body_of(request)
-        asked = parse(raw, TokenizeRequest)
-        return JSONResponse(await unless_gone(request, self.encoding.run(len(raw), self.tokens, asked)))
+        parsed = parse(raw, TokenizeRequest)
+        return JSONResponse(await unless_gone(request, self.encoding.run(len(raw), self.tokens, parsed)))
 
-    def tokens(self, asked: TokenizeRequest) -> dict[str, Any]:
+    def tokens(self, parsed: TokenizeRequest) -> dict[str, Any]:
         service = self.service
-        service.check_model(asked.model)
-        if (asked.prompt is None) == (asked.messages is None):
+        service.check_model(parsed.model)
+        if (parsed.prompt is None) == (parsed.messages is None):
             raise Refusal("give either a prompt or messages", "prompt")
-        if asked.messages is not None:
-            tokens = service.template(asked.messages, asked.add_generation_prompt)
+        if parsed.messages is not None:
+            tokens = service.template(parsed.messages, parsed.add_generation_prompt)
         elif service.llm.tokenizer is None:
             raise Refusal("this model has no tokenizer; send token ids to /v1/completions", "prompt")
         else:
-            service.check_length(asked.prompt or "", "prompt")
-            given = service.llm.tokenizer(asked.prompt, add_special_tokens=asked.add_special_tokens)
+            service.check_length(parsed.prompt or "", "prompt")
+            given = service.llm.tokenizer(parsed.prompt, add_special_tokens=parsed.add_special_tokens)
             tokens = list(given["input_ids"])
         return {"count": len(tokens), "max_model_len": service.llm.target.context, "tokens": tokens}
 
     async def detokenize(self, request: Request) -> Response:
         raw = await body_of(request)
-        asked = parse(raw, DetokenizeRequest)
-        self.service.check_model(asked.model)
+        parsed = parse(raw, DetokenizeRequest)
+        self.service.check_model(parsed.model)
         return JSONResponse(
-            {"prompt": await unless_gone(request, self.encoding.run(len(raw), self.text, asked.tokens))}
+            {"prompt": await unless_gone(request, self.encoding.run(len(raw), self.text, parsed.tokens))}
         )
 
     def text(self, tokens: list[int]) -> str:

@@ -170,10 +170,10 @@ class Grammars:
     def of_structure(given: StructuredOutputs | None) -> str | None:
         if given is None:
             return None
-        asked = {name: value for name in ("json_", "regex", "choice", "grammar") if (value := getattr(given, name))}
-        if len(asked) != 1:
+        options = {name: value for name in ("json_", "regex", "choice", "grammar") if (value := getattr(given, name))}
+        if len(options) != 1:
             raise Refusal("structured_outputs takes one of json, regex, choice and grammar", "structured_outputs")
-        ((name, value),) = asked.items()
+        ((name, value),) = options.items()
         if name == "json_":
             return of_schema(value, "structured_outputs")
         if name == "choice":

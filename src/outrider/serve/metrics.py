@@ -146,7 +146,7 @@ class Metrics:
 
 
 @dataclass
-class Told:
+class MeasuredBudget:
     """A budget that also records its choices and the times that it learns from as metrics."""
 
     inner: Budgeter

@@ -217,12 +217,12 @@ def parse(body: bytes, kind: type[Strict]) -> Any:
         raise Refusal(f"the body is not JSON: {error}") from None
     if not isinstance(given, dict):
         raise Refusal("the body must be a JSON object")
-    wanted = {name: value for name, value in given.items() if value is not None and name not in IGNORED}
-    for name in [name for name in wanted if name in REFUSED and name not in kind.model_fields]:
-        if wanted.pop(name) != REFUSED[name]:
+    fields = {name: value for name, value in given.items() if value is not None and name not in IGNORED}
+    for name in [name for name in fields if name in REFUSED and name not in kind.model_fields]:
+        if fields.pop(name) != REFUSED[name]:
             raise Refusal(f"{name} is not supported by this server; leave it out", name)
     try:
-        return kind.model_validate(wanted)
+        return kind.model_validate(fields)
     except ValidationError as error:
         raise first(error) from None
 

@@ -96,10 +96,10 @@ class Drained(uvicorn.Server):
             self.drop(lambda connection: True)
             self.should_exit = self.force_exit = True
 
-    def drop(self, wanted: Callable[[Connection], bool]) -> None:
+    def drop(self, condition: Callable[[Connection], bool]) -> None:
         """Close connections at once."""
         for connection in list(cast(Any, self.server_state.connections)):
-            if wanted(connection):
+            if condition(connection):
                 connection.drop()
 
     async def drain(self) -> None:

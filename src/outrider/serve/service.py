@@ -113,10 +113,10 @@ class Service:
         )  # fmt: skip
         if request.max_tokens is not None and request.max_completion_tokens is not None:
             raise Refusal("max_tokens and max_completion_tokens are the same; give one of them", "max_tokens")
-        asked = request.max_completion_tokens or request.max_tokens
+        requested = request.max_completion_tokens or request.max_tokens
         if request.top_logprobs and not request.logprobs:
             raise Refusal("top_logprobs needs logprobs to be true", "top_logprobs")
-        limit = asked or max(1, min(self.limits.output, self.llm.target.context - len(prompt)))
+        limit = requested or max(1, min(self.limits.output, self.llm.target.context - len(prompt)))
         self.check_context(prompt, limit)
         top = request.top_logprobs if request.logprobs else None
         return self.call(request, channel, [prompt], limit, top, "chatcmpl", [], guide, caller)
@@ -182,7 +182,7 @@ class Service:
         context = self.llm.target.context
         if len(prompt) + limit > context:
             raise Refusal(
-                f"the prompt has {len(prompt)} tokens and {limit} are asked for, but the model's context is {context}; "
+                f"the prompt has {len(prompt)} tokens and {limit} are requested, but the model's context is {context}; "
                 "shorten the prompt or ask for fewer", "max_tokens" if len(prompt) < context else "messages",
                 code="context_length_exceeded",
             )  # fmt: skip
@@ -226,12 +226,12 @@ class Service:
 
     def guide(self, request: Common, of_tools: str | None) -> Guide | None:
         """The grammar of a request, if any."""
-        asked = {
+        options = {
             "tools": of_tools,
             "response_format": self.grammars.of_format(request.response_format),
             "structured_outputs": self.grammars.of_structure(request.structured_outputs),
         }
-        grammars = [(grammar, name) for name, grammar in asked.items() if grammar is not None]
+        grammars = [(grammar, name) for name, grammar in options.items() if grammar is not None]
         if len(grammars) > 1:
             raise Refusal("response_format, structured_outputs and a forced tool exclude one another")
         if grammars and request.ignore_eos:

@@ -15,7 +15,7 @@ from .. import drafters
 from ..core.protocols import Drafter
 from ..llm import LLM, load
 from .fleet import Fleet
-from .metrics import Metrics, Told
+from .metrics import MeasuredBudget, Metrics
 from .prefixes import Prefixes
 from .scheduler import Scheduler
 from .service import Limits, Service
@@ -105,7 +105,7 @@ def service_of(
     fleet = Fleet(loaded, tell=tell, keeps=prefix_cache > 0)
     prefixes = Prefixes(rows, prefix_cache << 20)
     engine = llm.engine()
-    engine = replace(engine, budget=Told(engine.budget, metrics, llm.remember))
+    engine = replace(engine, budget=MeasuredBudget(engine.budget, metrics, llm.remember))
     scheduler = Scheduler(engine, fleet, metrics, rows, queue, prefill_share, prefixes)
     service = Service(llm, scheduler, name or llm.name, limits.fitted(llm.target.context, rows + queue))
     _ = service.fingerprint, llm.detokenizer  # computed now, since they take a while

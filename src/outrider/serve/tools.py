@@ -81,10 +81,10 @@ def caller_of(request: ChatRequest, template: Any) -> Caller | None:
     if choice == "none":
         return None
     if isinstance(choice, ToolChoice):
-        wanted = [tool for tool in request.tools if tool.function.name == choice.function.name]
-        if not wanted:
+        named = [tool for tool in request.tools if tool.function.name == choice.function.name]
+        if not named:
             raise Refusal(f"there is no tool {choice.function.name!r} among the tools", "tool_choice")
-        return Caller("named", choice.function.name, of_schema(parameters(wanted[0]), "tools"))
+        return Caller("named", choice.function.name, of_schema(parameters(named[0]), "tools"))
     if choice == "required":
         calls = [
             {

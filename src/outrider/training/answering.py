@@ -68,7 +68,7 @@ class Written:
 
 def write(
     urls: Sequence[str],
-    asked: Sequence[tuple[str, Asked]],
+    items: Sequence[tuple[str, Asked]],
     out: str | Path,
     wish: Wish,
     concurrency: int = 32,
@@ -79,7 +79,7 @@ def write(
 
     Args:
         urls: the servers, as `connect` gives them.
-        asked: (position for messages, question).
+        items: (position for messages, question).
         out: JSON lines.
         wish: the model and its sampling.
         concurrency: concurrent requests per server.
@@ -102,7 +102,7 @@ def write(
     try:
         with files.alone(out):
             have = finished(out, str)
-            waiting = [question for question in put(asked, wish) if question.key not in have]
+            waiting = [question for question in put(items, wish) if question.key not in have]
             asyncio.run(answer([Server(url) for url in urls], waiting, concurrency, keep, result, done, say))
     except KeyboardInterrupt:
         more = f"{result.answers} answer{'' if result.answers == 1 else 's'} more"
@@ -120,12 +120,12 @@ class Question:
     spoilt: int = 0
 
 
-def put(asked: Sequence[tuple[str, Asked]], wish: Wish) -> list[Question]:
+def put(items: Sequence[tuple[str, Asked]], wish: Wish) -> list[Question]:
     """Questions as requests."""
-    names = keys([what for _, what in asked])
+    names = keys([what for _, what in items])
     return [
         Question(where, key, body(what, wish, i))
-        for i, ((where, what), key) in enumerate(zip(asked, names, strict=True))
+        for i, ((where, what), key) in enumerate(zip(items, names, strict=True))
     ]
 
 

@@ -204,7 +204,7 @@ def fingerprint(target: Target, half: bool = False) -> str:
         return f"{target.mark}-{target.precision}"
     digest = hashlib.sha256(b"half" if half else b"")
     for name, p in target.model.named_parameters():
-        whole: Any = p.full_tensor() if isinstance(p, DTensor) else p
-        some = whole.detach().flatten()[:: max(1, p.numel() // 64)][:64]
+        full: Any = p.full_tensor() if isinstance(p, DTensor) else p
+        some = full.detach().flatten()[:: max(1, p.numel() // 64)][:64]
         digest.update(name.encode() + some.double().cpu().numpy().tobytes())
     return digest.hexdigest()[:16]

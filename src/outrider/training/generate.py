@@ -23,7 +23,7 @@ def write(
     target: Target,
     drafter: Drafter,
     tokenizer: Any,
-    asked: Sequence[tuple[str, Any]],
+    items: Sequence[tuple[str, Any]],
     out: str | Path,
     max_new_tokens: int,
     temperature: float,
@@ -65,7 +65,7 @@ def write(
     try:
         with files.alone(out):
             have = finished(out)
-            todo = [(i, what, _ids(tokenizer, what, opening)) for i, (_, what) in enumerate(asked) if i not in have]
+            todo = [(i, what, _ids(tokenizer, what, opening)) for i, (_, what) in enumerate(items) if i not in have]
             some = WINDOW * batch_size
             todo = [one for i in range(0, len(todo), some) for one in sorted(todo[i : i + some], key=_length)]
             requests = [Request(ids, seed + i, max_new_tokens, sampling, cut) for i, _, ids in todo]

@@ -135,7 +135,7 @@ def train(
     prompts = prompts_of(held, recipe.prompts, recipe.tokens, target.context)
     last = min(recipe.steps, stop or recipe.steps)
     keeping = files.clearing(out, "checkpoint.pt", "*.safetensors") if main else nullcontext()
-    with _interruptible() as asked, keeping, files.writing(out), log:
+    with _interruptible() as signals, keeping, files.writing(out), log:
         if main:
             recipe.keep(out)
             log.open()
@@ -154,7 +154,7 @@ def train(
             )
             if done % recipe.evaluate == 0 or done == recipe.steps:
                 tau, best = _evaluate(state, fresh, done, target, out, test, features_of, prompts, log, best, tau)
-            halt = state.any(bool(asked))  # a signal to one process stops all
+            halt = state.any(bool(signals))  # a signal to one process stops all
             due = done % recipe.save == 0 if recipe.save else state.any(time.perf_counter() - kept > SAVE)
             if due or done == last or halt:
                 state.keep(out, done, loss, best, tau)
@@ -218,7 +218,7 @@ def _evaluate(
 
     Called by every process. The first one evaluates, and so do those that share its target.
     """
-    recipe, accelerator, objective = state.recipe, state.accelerator, state.whole(fresh)
+    recipe, accelerator, objective = state.recipe, state.accelerator, state.full(fresh)
     if objective is not None:
         loss, parts = held_out_loss(objective, test.to(target.device), features_of, recipe.rows)
         folder = out / ("best" if loss < best else "last")
@@ -276,20 +276,20 @@ def _check_stock(target: HFTarget, recipe: Recipe, shard: bool) -> None:
 @contextmanager
 def _interruptible() -> Iterator[list[int]]:
     """Record SIGINT and SIGTERM, so that the current step is finished and saved; a second signal ends it at once."""
-    asked: list[int] = []
+    signals: list[int] = []
 
     def note(number: int, frame: Any) -> None:
-        if asked:
+        if signals:
             raise KeyboardInterrupt
-        asked.append(number)
+        signals.append(number)
 
     try:
         before = {s: signal.signal(s, note) for s in (signal.SIGTERM, signal.SIGINT)}
     except ValueError:  # not the main thread
-        yield asked
+        yield signals
         return
     try:
-        yield asked
+        yield signals
     finally:
         for s, handler in before.items():
             signal.signal(s, handler)

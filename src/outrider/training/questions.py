@@ -24,19 +24,19 @@ def questions(paths: Sequence[str | Path]) -> Iterator[tuple[str, Asked]]:
         if not path.is_file():
             raise InputError(f"there is no file {path}; give JSONL with prompts")
         for where, row in rows(path):
-            asked = prompt(where, row)
-            if not isinstance(asked, str):
-                asked = list(takewhile(lambda m: m["role"] != "assistant", asked))
-                if not asked:
+            items = prompt(where, row)
+            if not isinstance(items, str):
+                items = list(takewhile(lambda m: m["role"] != "assistant", items))
+                if not items:
                     raise InputError(f"{where} starts with an answer; put a question before it")
-            yield where, asked
+            yield where, items
 
 
-def keys(asked: Sequence[Asked]) -> list[str]:
+def keys(items: Sequence[Asked]) -> list[str]:
     """A hash of 16 hexadecimal digits for each question; equal questions have different ones."""
     seen: Counter[str] = Counter()
     hashes = []
-    for what in asked:
+    for what in items:
         text = json.dumps(what, sort_keys=True)
         hashes.append(hashlib.sha256(f"{seen[text]} {text}".encode()).hexdigest()[:16])
         seen[text] += 1

@@ -21,11 +21,11 @@ def sharded(objective: nn.Module) -> None:
     kind = next(objective.parameters()).device.type
     mesh = init_device_mesh(kind, (torch.distributed.get_world_size(),))
     fully_shard(objective, mesh=mesh)
-    whole = [name for name, p in objective.named_parameters() if not isinstance(p, DTensor)]
-    assert not whole, f"these parameters were not sharded: {', '.join(whole)}"
+    unsharded = [name for name, p in objective.named_parameters() if not isinstance(p, DTensor)]
+    assert not unsharded, f"these parameters were not sharded: {', '.join(unsharded)}"
 
 
-def whole(state: Any, keep: bool) -> Any:
+def full(state: Any, keep: bool) -> Any:
     """A state dict with full tensors in place of shards. Called by all processes.
 
     Args:
@@ -36,10 +36,10 @@ def whole(state: Any, keep: bool) -> Any:
         The state dict, tensors on the CPU.
     """
     if isinstance(state, DTensor):
-        full = state.full_tensor()
-        return full.detach().cpu() if keep else full.new_empty(0)
+        tensor = state.full_tensor()
+        return tensor.detach().cpu() if keep else tensor.new_empty(0)
     if isinstance(state, dict):
-        return {name: whole(value, keep) for name, value in state.items()}
+        return {name: full(value, keep) for name, value in state.items()}
     return state
 
 

@@ -175,18 +175,18 @@ class State:
     def keep(self, out: Path, step: int, loss: float, best: float, tau: float) -> None:
         """Write the checkpoint. Called by all processes."""
         main = self.accelerator.is_main_process
-        module = sharding.whole(self.objective.state_dict(), main)
-        optimiser = sharding.whole(self.optimiser.state_dict(), main)
+        module = sharding.full(self.objective.state_dict(), main)
+        optimiser = sharding.full(self.optimiser.state_dict(), main)
         if main:
-            told = {"step": step, "loss": loss, "best": best, "tau": tau, "of": self.of}
-            checkpoint.write(out / "checkpoint.pt", {"module": module, "optimiser": optimiser, **told})
+            progress = {"step": step, "loss": loss, "best": best, "tau": tau, "of": self.of}
+            checkpoint.write(out / "checkpoint.pt", {"module": module, "optimiser": optimiser, **progress})
         self.accelerator.wait_for_everyone()
 
-    def whole(self, fresh: Callable[[], Any]) -> Any:
+    def full(self, fresh: Callable[[], Any]) -> Any:
         """The unsharded objective where it is evaluated, else None. Called by all processes."""
         if not self.shard:
             return self.objective if self.evaluates else None
-        module = sharding.whole(self.objective.state_dict(), self.evaluates)
+        module = sharding.full(self.objective.state_dict(), self.evaluates)
         if not self.evaluates:
             return None
         copy = fresh()

@@ -165,10 +165,10 @@ class BlockObjective(TrimmedObjective):
         embeds = self.target.embed(batch.tokens).to(context.dtype)
         anchor = torch.arange(1, max(1, n - config.block), device=context.device)
         at = anchor[:, None] + torch.arange(config.block, device=context.device)
-        whole = (batch.documents[:, at] == batch.documents[:, anchor - 1, None]).all(-1)
-        whole &= batch.learn[:, anchor] & batch.wanted(1)[:, anchor]
-        given = torch.cat([context[:, anchor - 1], embeds[:, anchor]], -1)[whole]
-        true = seen.features[-1][:, at - (0 if config.sample_from_anchor else 1)][whole]
+        inside = (batch.documents[:, at] == batch.documents[:, anchor - 1, None]).all(-1)
+        inside &= batch.learn[:, anchor] & batch.wanted(1)[:, anchor]
+        given = torch.cat([context[:, anchor - 1], embeds[:, anchor]], -1)[inside]
+        true = seen.features[-1][:, at - (0 if config.sample_from_anchor else 1)][inside]
         return precise(given), precise(true)
 
     def _anchors(self, batch: Batch, step: int) -> tuple[Int[Tensor, "b a"], Bool[Tensor, "b a"]]:
