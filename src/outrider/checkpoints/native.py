@@ -1,4 +1,6 @@
-"""The native layout: config.json with "outrider_method", "format": 1 and the network's config; model.safetensors.
+"""The native layout: config.json with "outrider_method", "format" and the network's config; model.safetensors.
+
+In format 1 tensors are plain, in 2 matrices are int8 beside their scales (`nets/int8.py`).
 
 A drafter trained by Outrider also has a mark of its target's weights ("target_weights"). The tensors of a config are
 those of the network itself: `NETWORK` of the drafter's file, built without weights. All layouts are checked against it.
@@ -10,17 +12,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from .. import plugins
+from ..backends.torch.tensors import array
 from ..core.protocols import Target
+from ..nets import int8
 from ..nets.network import Network
 from ..params import InputError
 from ..schema import to_dict
 from .files import folder_of, json_of, put, weights_of
 from .parts import Bag, Checkpoint, Shape
 
-FORMAT = 1
+PLAIN, INT8 = 1, 2  # formats
 MARK = "target_weights"
 
 
@@ -52,14 +57,27 @@ def read(path: str | Path) -> Checkpoint:
     """Load a native folder unchecked; `check`, or loading it into the network, verifies it."""
     folder = folder_of(path)
     config = json_of(folder / "config.json")
-    method, version = config.pop("outrider_method"), config.pop("format", FORMAT)
+    method, version = config.pop("outrider_method"), config.pop("format", PLAIN)
     mark = str(config.pop(MARK, None) or "")
-    if version != FORMAT:
+    if version not in (PLAIN, INT8):
         raise InputError(f"{path} has format {version!r:.40}, which this version does not know; install a newer one")
     if not (folder / "model.safetensors").is_file():
         raise InputError(f"{path} is no folder of a drafter: it lacks config.json or model.safetensors")
     weights = weights_of(folder, "model.safetensors")
-    return Checkpoint("native", f"{method!s:.40}", config, {name: weights[name] for name in weights}, mark=mark)
+    tensors = {name: weights[name] for name in weights}
+    if version == INT8:
+        tensors = _restored(tensors, path)
+    return Checkpoint("native", f"{method!s:.40}", config, tensors, mark=mark)
+
+
+def _restored(tensors: Mapping[str, Tensor], where: object) -> dict[str, Tensor]:
+    """Dequantise int8 matrices; other tensors pass through."""
+    scales = {name for name in tensors if name.endswith(int8.SCALE)}
+    quantised = {name for name in tensors if name + int8.SCALE in scales} | scales
+    made = int8.restored({name: array(tensors[name]) for name in quantised}, where)
+    return {name: x for name, x in tensors.items() if name not in quantised} | {
+        name: torch.from_numpy(x) for name, x in made.items()
+    }
 
 
 def check(checkpoint: Checkpoint, where: object) -> None:
@@ -79,14 +97,21 @@ def exact(tensors: Mapping[str, Tensor], table: Mapping[str, Shape], where: obje
     return taken
 
 
-def write(checkpoint: Checkpoint, folder: Path) -> None:
-    """Write a native folder, which must exist."""
+def write(checkpoint: Checkpoint, folder: Path, in_int8: bool = False) -> None:
+    """Write a native folder, which must exist. in_int8: quantise matrices to int8 (format 2)."""
     mark = {MARK: checkpoint.mark} if checkpoint.mark else {}
-    put(
-        folder,
-        {"outrider_method": checkpoint.method, "format": FORMAT, **mark, **checkpoint.config},
-        checkpoint.tensors,
-    )
+    tensors = _quantised(checkpoint.tensors) if in_int8 else checkpoint.tensors
+    config = {"outrider_method": checkpoint.method, "format": INT8 if in_int8 else PLAIN, **mark, **checkpoint.config}
+    put(folder, config, tensors)
+
+
+def _quantised(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of format 2: matrices that int8 can represent are quantised, others pass through."""
+    made = dict(tensors)
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and int8.fits(x := tensor.detach().float().cpu().numpy()):
+            made[name], made[name + int8.SCALE] = (torch.from_numpy(part) for part in int8.quantise(x))
+    return made
 
 
 def save(folder: str | Path, method: str, net: nn.Module, config: Any = None, target: Target | None = None) -> None:

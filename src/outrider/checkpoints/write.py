@@ -43,11 +43,11 @@ def write(
             after(folder)
 
 
-def keep(checkpoint: Checkpoint, out: str | Path) -> None:
-    """Write the native layout to a new folder."""
+def keep(checkpoint: Checkpoint, out: str | Path, in_int8: bool = False) -> None:
+    """Write the native layout to a new folder. in_int8: quantise matrices to int8."""
     native.check(checkpoint, out)
     with files.folder(out) as folder:
-        native.write(checkpoint, folder)
+        native.write(checkpoint, folder, in_int8)
 
 
 def made(checkpoint: Checkpoint, to: str, facts: Facts) -> Made:
