@@ -3,7 +3,8 @@
 The drafter is exported and loaded by vLLM's code, or, if it reads text alone, runs inside vLLM. Both draft chains of
 equal length. Our texts, vLLM's, and vLLM's without a drafter must be the same (up to ties decided by rounding, which
 are shown with their margin), and so must the acceptance at each position: a wrong layer, rotary base, shift or draft
-vocabulary does not change the text, but the acceptance."""
+vocabulary does not change the text, but the acceptance.
+"""
 
 from __future__ import annotations
 

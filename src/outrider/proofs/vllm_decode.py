@@ -8,7 +8,8 @@ JOB is JSON: {"target", "prompts": [[ids]], "max_new_tokens", "context",
 
 Every output line is JSON. During a run: {"done": finished texts}, 0 when vLLM has started. At its end: {"vllm",
 "torch", "texts": [[ids]], "drafts": [n], "accepted_at": [[n, ...]]}, per prompt the text, the number of rounds with a
-draft, and the numbers of those that accepted at least 1, 2, ... of its tokens. vLLM's own output goes to stderr."""
+draft, and the numbers of those that accepted at least 1, 2, ... of its tokens. vLLM's own output goes to stderr.
+"""
 
 from __future__ import annotations
 

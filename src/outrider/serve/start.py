@@ -42,7 +42,8 @@ def start(
 
     This runs in a temporary thread, because the decoding thread must be the only one with OpenMP workers: once there
     are more workers than cores, GNU's OpenMP lets them sleep instead of spin between operations, and a pass over one
-    token takes more than twice as long."""
+    token takes more than twice as long.
+    """
 
     def loaded() -> Service:
         made = _loaded(model, list(dict.fromkeys(specs or [])), options)

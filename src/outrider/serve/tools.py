@@ -2,7 +2,8 @@
 
 A forced call (`required`, or a named function) follows a grammar made of the functions' schemas, so it is valid with
 any model. A free one (`auto`) is in the model's own format: that of templates with `<tool_call>{"name": ...,
-"arguments": ...}</tool_call>` is supported."""
+"arguments": ...}</tool_call>` is supported.
+"""
 
 from __future__ import annotations
 

@@ -3,7 +3,8 @@
 A line of JSONL has `messages` (the loss is on the assistant's turns), `prompt` and `completion` (on the completion),
 `text` (on all of it), or the token ids `prompt_token_ids` and `token_ids` (on the latter). Any other file is plain
 text. Documents longer than a row are cut, short ones are packed; within a row every document has its own number and
-positions and attends to itself only."""
+positions and attends to itself only.
+"""
 
 from __future__ import annotations
 
@@ -261,7 +262,8 @@ def split(documents: Sequence[Document], share: float = 0.02, least: int = 8) ->
     """Training and held-out documents, without duplicates.
 
     A document's tokens decide its side: a share `share` is held out, at least `least` (half of them if there are
-    fewer). When data is added, no document is held out that was trained on before."""
+    fewer). When data is added, no document is held out that was trained on before.
+    """
     unique = list({d.key: d for d in documents}.values())
     if len(unique) < 2:
         count = f"{len(unique)} document{'' if len(unique) == 1 else 's'}"

@@ -4,7 +4,8 @@ vLLM's `ExampleHiddenStatesConnector` writes safetensors with `hidden_states` [t
 speculators names them hs_N.safetensors, and its fp8 connector adds `hidden_states_scales`, one for each token.
 SpecForge's `prepare_hidden_states.py` writes rows_*/data_N.ckpt(.gz) with `input_ids`, `loss_mask`, the layers that a
 drafter reads, concatenated (`aux_hidden_state` [1, t, layers * h]), and the last one (`hidden_state` [1, t, h]). No
-file names the layers."""
+file names the layers.
+"""
 
 from __future__ import annotations
 

@@ -14,7 +14,8 @@ the pair head's scores after the true token before it (teacher forcing). Both ar
 depends on the text between anchor and slot, so slots after the first learn its mean.
 
 D-PACE (arXiv 2605.18810) weights a slot by how much of the block depends on it: with s_j = (1 - c) q_j + c, where q_j
-is the drafter's probability of the target's argmax at slot j,  w_k = sum_{i >= k} prod_{j <= i} s_j."""
+is the drafter's probability of the target's argmax at slot j,  w_k = sum_{i >= k} prod_{j <= i} s_j.
+"""
 
 from __future__ import annotations
 

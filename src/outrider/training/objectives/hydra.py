@@ -3,7 +3,8 @@
     L = sum over heads k = 1 .. K of  CE(p, q_k(f_i, e(token_{i+1}), .., e(token_{i+k})))
 
 p is the target's distribution of token_{i+1+k} (the teacher), or the text's token. Hydra++ first passes features
-through a decoder layer."""
+through a decoder layer.
+"""
 
 from __future__ import annotations
 
