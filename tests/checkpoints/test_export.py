@@ -231,7 +231,7 @@ REFUSED: list[tuple[Callable[[], Checkpoint], str, str]] = [
     (eagle, "tensorrt", "there is no format 'tensorrt'"),
     (lambda: eagle(bias=True), "vllm", "vLLM ignores the bias"),
     (lambda: eagle(inputs="feature"), "vllm", "no engine has EAGLE with the inputs feature"),
-    (lambda: eagle(layer={"rope": ROPE}), "safeailab", "rotary positions of type llama3"),
+    (lambda: eagle(layer={"rope": ROPE}), "safeailab", "RoPE of type llama3"),
     (lambda: eagle3(taps=[2, 6, 8]), "safeailab", r"reads hidden states \[2, 6, 9\], not \[2, 6, 8\]"),
     (lambda: eagle3(taps=[2, 6, LAYERS]), "vllm", "1 to 11"),
     (lambda: eagle3(taps=[0, 2, 6]), "sglang", "1 to 11"),

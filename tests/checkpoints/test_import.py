@@ -177,7 +177,7 @@ def test_medusa(tmp_path: Path, file: str) -> None:
     raw, f = foreign.medusa(), foreign.some(H, seed=7)
     found = read(foreign.folder(tmp_path, {"medusa_num_heads": 5, "medusa_num_layers": 1}, raw, file))
     assert method_of(tmp_path) == found.method == "medusa"
-    assert said(found, "says 5 heads and the weights hold 3")
+    assert said(found, "says 5 heads and the weights have 3")
     assert (found.config["layers"], found.config["lossy"]) == (2, False)
     for a, b in zip(net(found)(f[None]), reference.medusa(raw, "", 3, 2, f, None), strict=True):
         close(a[0], b)

@@ -54,7 +54,7 @@ def test_commands_change_how_answers_are_drawn(talk: chat.Talk, capsys: pytest.C
     assert talk.command("/seed 7") == "seed 7"
     assert talk.command("/temperature 1.5") == "temperature 1.5"
     talk.ask(PROMPT)
-    assert "seed 7]" in capsys.readouterr().err
+    assert "; seed 7\n" in capsys.readouterr().err
     first = talk.last
     for spelled in ("lookup suffix", "lookup + suffix"):
         assert talk.command(f"/drafter {spelled}") == "drafting with lookup + suffix"
@@ -64,8 +64,8 @@ def test_commands_change_how_answers_are_drawn(talk: chat.Talk, capsys: pytest.C
     assert first is not None
     assert talk.last is not None
     assert talk.last[1].tokens == first[1].tokens, "the drafter changes nothing about the text"
-    assert "of lookup + suffix" in capsys.readouterr().err
-    assert talk.command("/compare").startswith("the same text; lookup + suffix wrote it ")
+    assert "per pass (lookup + suffix)" in capsys.readouterr().err
+    assert talk.command("/compare").startswith("the same text; lookup + suffix was ")
     assert all(name.split()[0] in talk.command("/help") for name in chat.HELP)
     assert talk.command("/seed") == "a fresh seed for every answer"
     assert chat.completions("/re", 0) == "/reset"

@@ -114,7 +114,7 @@ def test_features_are_the_targets(layout: str, target: HFTarget, tmp_path: Path)
     known, rows = batch(given[:4]), batch(given)
     assert int(known.documents.max()) > 0, "texts share rows"
     features = ForeignFeatures(tmp_path, target, rows, TAPS, said.append)
-    assert said == [f"features in {tmp_path}: 4 of 6 texts; the target reads the others itself"]
+    assert said == [f"features in {tmp_path}: 4 of 6 texts; the target computes the others"]
     true, found = see(target, known, TAPS), features.see(target, known, False)
     at = known.documents >= 0
     for tap in TAPS:

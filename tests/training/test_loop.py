@@ -338,7 +338,7 @@ def test_which_trainings_can_begin_with_weights(model: HFTarget, method: str) ->
         ({"init": "nowhere"}, "nowhere"),
         ({"method": "eagle3", "options": {"taps": (0, 2, 3)}}, "holds a drafter 'eagle', and this training makes"),
         ({"options": {"draft_vocab": 20}}, "another draft_vocab than this training"),
-        ({"method": "mamba"}, "mamba cannot begin with a drafter's weights"),
+        ({"method": "mamba"}, "mamba cannot start from a drafter's weights"),
     ],
 )
 def test_weights_to_begin_with_that_do_not_fit_are_refused(
