@@ -102,7 +102,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_chat(
     monkeypatch.setattr(typer, "secho", interrupted)
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
     chat.converse(talk, iter([PROMPT, "then"]))
-    assert "interrupted]" in capsys.readouterr().err
+    assert "; interrupted\n" in capsys.readouterr().err
     assert [m["role"] for m in talk.messages] == ["user", "assistant"] * 2
     assert 0 < len(talk.messages[1]["content"].split()) < 6
 

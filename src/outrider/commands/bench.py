@@ -145,7 +145,7 @@ def compare(
 
 @app.command()
 def tasks(as_json: opt.Json = False) -> None:
-    """List the tasks for --task."""
+    """List the available tasks."""
     from ..bench.tasks import names
 
     known = names()

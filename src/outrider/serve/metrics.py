@@ -57,7 +57,7 @@ class Metrics:
         )
         self.phases = [phases(phase) for phase in ("draft", "verify", "commit")]
         self.depth = gauge("outrider:budget_depth", "Depth of the budget in the last round; 0: no draft.")
-        self.nodes = gauge("outrider:budget_nodes", "Nodes per row of the budget in the last round, without the root.")
+        self.budget_nodes = gauge("outrider:budget_nodes", "Nodes per row of the budget in the last round, without the root.")
         self.chunks = histogram("outrider:prefill_chunk_seconds", "Time of a prefill chunk.", SECONDS)
         self.nodes = histogram(
             "outrider:tree_nodes", "Nodes verified per round, all rows.", (1, 2, 4, 8, 16, 32, 64, 128)
@@ -86,7 +86,7 @@ class Metrics:
 
     def budget(self, depth: int, nodes: int) -> None:
         self.depth.set(depth)
-        self.nodes.set(nodes)
+        self.budget_nodes.set(nodes)
 
     def times(self, draft: float, verify: float, rest: float) -> None:
         for phase, seconds in zip(self.phases, (draft, verify, rest), strict=True):
