@@ -9,8 +9,8 @@ import numpy as np
 from outrider.bench.methods import budget_of
 from outrider.bench.peers.outrider import Ours
 from outrider.bench.runner import Group, Runner
-from outrider.budgets.calibration import families
 from outrider.core.protocols import Round
+from outrider.drafters._calibrated import families
 from outrider.engine import Batch, Request, Row
 from outrider.params import Sampling
 

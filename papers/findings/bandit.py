@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from itertools import cycle
 from math import isclose, log, sqrt
 
-from outrider.budgets.bandit import BanditBudget, Shape, nodes
-from outrider.budgets.budgeter import Report
+from outrider.budgets.bandit import BanditBudget
+from outrider.budgets.budgeter import Report, Shape, nodes
 from outrider.core.noise import GumbelNoise
 from outrider.core.types import Rows
 from outrider.params import Sampling
@@ -39,17 +39,17 @@ def cost(shape: Shape) -> float:
 
 def arms_of(bandit: BanditBudget) -> dict[Shape, tuple[float, float]]:
     """(plays, mean reward) by shape: one drafter, so an arm is its shape."""
-    return {arm: found for arm, found in bandit.means().items() if isinstance(arm, tuple)}  # type: ignore[misc]
+    return {shape: mean for (_, shape), mean in bandit.means().items()}
 
 
 def play() -> Played:
-    bandit = BanditBudget(tuple(TOKENS), explore=0.3, reward="paper")
+    bandit = BanditBudget(tuple((0, shape) for shape in TOKENS), explore=0.3, reward="paper")
     rows = Rows((0,), (5,), (1,), (0,), (Sampling(),), "coupled", (99,), GumbelNoise(11))
     for _ in range(2):  # the plain pass is measured
         bandit.choose(rows)
-        bandit.learn(Report(1, 0, 1, 0.0, PASS, 0.0, [], 0))
+        bandit.learn(Report(1, 0, 1, 0.0, PASS, 0.0, []))
     for shape in TOKENS:
-        bandit.played[1][shape].rounds = 1  # warm
+        bandit.played[1][0, shape].rounds = 1  # warm
     given, rounds, right = {shape: cycle(tokens) for shape, tokens in TOKENS.items()}, [], 0
     for t in range(ROUNDS):
         arms = arms_of(bandit)
@@ -60,7 +60,7 @@ def play() -> Played:
         tokens = next(given[shape])
         rounds.append((shape, tokens))
         accepted = [int(d < tokens - 1) for d in range(len(shape))]
-        bandit.learn(Report(1, len(shape), nodes(shape), STEP * len(shape), PASS, 0.0, accepted, len(shape)))
+        bandit.learn(Report(1, len(shape), nodes(shape), STEP * len(shape), PASS, 0.0, accepted))
     return Played(rounds, {shape: mean for shape, (_, mean) in arms_of(bandit).items()}, right)
 
 

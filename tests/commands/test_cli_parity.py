@@ -39,7 +39,10 @@ def test_texts_and_acceptance_are_held_against_the_engines(
     asked += ["--prompts", str(tmp_path / "p.jsonl"), "--max-new-tokens", "12"]
     assert cli.main(asked) == 0
     shown, said = capsys.readouterr()
-    assert f"outrider: decoding with {drafter} (1 of 2) in Outrider\noutrider: starting vLLM with lookup (2 of 2)\n" in said
+    assert (
+        f"outrider: decoding with {drafter} (1 of 2) in Outrider\noutrider: starting vLLM with lookup (2 of 2)\n"
+        in said
+    )
     assert "Parity with vLLM 0: all 16 texts are identical" in " ".join(shown.split())
     assert cli.main([*asked, "--json"]) == 0
     shown, said = capsys.readouterr()

@@ -26,9 +26,9 @@ from outrider.testing import TableTarget
 
 SOURCE = Path(outrider.__file__).parent
 THREADS = 4
-SOME = "lookup", "demo/hass", "lookup + demo/eagle3"
-CASES = [(way, drafter) for way in ("stock", "native") for drafter in SOME] + [
-    ("stock", drafter) for drafter in ("suffix", "demo/medusa", "model:demo")
+CASES = [  # a stock pass takes ten times as long as a native one
+    *(("native", drafter) for drafter in ("lookup", "suffix", "demo/hass", "lookup + demo/eagle3")),
+    *(("stock", drafter) for drafter in ("lookup + demo/eagle3", "demo/medusa", "model:demo")),
 ]
 
 
@@ -79,7 +79,7 @@ def test_threads_that_share_a_budget_leave_no_round_unlearnt() -> None:
         return [len(row.output) for row in rows.values()]
 
     assert together(written, 8) == [[60] * 9] * 8
-    assert sum(budget.seen.values()) == budget.rounds, "each round was learnt once"
+    assert budget.cost.rounds == budget.rounds - 1, "each round was learned once, but for the first, which warms up"
 
 
 def test_one_llm_asked_for_engines_by_many_threads_makes_one_budget() -> None:

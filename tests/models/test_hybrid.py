@@ -18,7 +18,6 @@ from outrider import drafters
 from outrider.backends.torch.attention import switched
 from outrider.backends.torch.families import experts_of
 from outrider.budgets.budgeter import FixedBudget
-from outrider.budgets.calibration import inside
 from outrider.core.noise import GumbelNoise
 from outrider.core.protocols import Round, Target, TargetOutput
 from outrider.core.types import Budget, DraftTree, Rows
@@ -107,7 +106,7 @@ def target() -> Target:
 
 def load(kind: str, target: Target, place: Path, options: str = "") -> HybridDrafter:
     net(kind, KINDS[kind]).save_pretrained(place / kind)
-    drafter = inside(drafters.load(f"mamba:{place / kind}{options}", target))
+    drafter = drafters.load(f"mamba:{place / kind}{options}", target).uncalibrated
     assert isinstance(drafter, HybridDrafter)
     return drafter
 
@@ -162,7 +161,7 @@ def accept(tree: DraftTree, rows: Rows, dice: random.Random) -> Round:
     return Round(rows, tree, TargetOutput(np.zeros((len(rows), 1, VOCAB))), paths, following, tokens)
 
 
-def lived(drafter: Any, temperature: float, most: int, turns: int = 4) -> None:
+def lived(drafter: Any, temperature: float, most: int, turns: int = 3) -> None:
     """Ragged rows through rounds of partial acceptance; rows change places, fork, and one joins."""
     whole, dice = Whole(drafter.net), random.Random(5)
     texts = [[*t, 7 + i] for i, t in enumerate(TEXTS[:2])]

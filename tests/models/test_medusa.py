@@ -17,7 +17,6 @@ from small import PROMPTS, VOCAB, build, sequential
 from outrider import drafters
 from outrider.backends.torch import load_target
 from outrider.budgets.budgeter import FixedBudget
-from outrider.budgets.calibration import inside
 from outrider.checkpoints import native
 from outrider.core import tree
 from outrider.core.types import Budget
@@ -102,7 +101,7 @@ def test_a_soft_cap_is_left_out() -> None:
 
 def saved(folder: Path, net: medusa.MedusaNet, target: Any, options: str = "") -> medusa.MedusaDrafter:
     native.save(folder, "medusa", net)
-    return inside(drafters.load(f"medusa:{folder}{options}", target))  # type: ignore[return-value]
+    return drafters.load(f"medusa:{folder}{options}", target).uncalibrated  # type: ignore[return-value]
 
 
 def oracle(shift: int = 0) -> medusa.MedusaNet:
@@ -178,28 +177,6 @@ def test_the_noise_of_their_own_position_ranks_candidates(tmp_path: Path) -> Non
     for d in range(1, 5):
         right = (logits[:, d - 1].numpy() + np.float32(0.7) * view.noise(d)).argmax(-1)
         assert np.array_equal(made.tokens[:, d], right)
-
-
-TREES = ["", "?tree=chain", "?tree=static&shape=5,4,3,2", "?tree=greedy63", "?top_k=3&scale=0.5"]
-
-
-@pytest.mark.parametrize("options", TREES)
-@pytest.mark.parametrize(("rule", "temperature"), [("coupled", 0.0), ("coupled", 1.0), ("rejection", 0.0)])
-def test_every_tree_gives_the_same_text(options: str, rule: str, temperature: float, tmp_path: Path) -> None:
-    target = load_target(build("llama"))
-    drafter = saved(tmp_path, random_net(medusa.MedusaConfig(VOCAB, 32, share_head=True)), target, options)
-    right = written(target, drafters.load("none"), PROMPTS, 24, temperature, rule)
-    for nodes in (2, 9, 64):
-        assert written(target, drafter, PROMPTS, 24, temperature, rule, FixedBudget(nodes, 4)) == right
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_families(name: str, temperature: float, tmp_path: Path) -> None:
-    target = load_target(build(name))
-    net = medusa.fresh(target)
-    right = written(target, drafters.load("none"), PROMPTS, 20, temperature)
-    assert written(target, saved(tmp_path, net, target), PROMPTS, 20, temperature) == right
 
 
 def test_a_mix_keeps_the_features_of_others_nodes(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,6 @@ from transformers import (
 
 import outrider
 from outrider.budgets.budgeter import FixedBudget
-from outrider.budgets.calibration import inside
 from outrider.core.types import Budget
 from outrider.drafters._text import LOOSE, MUCH, Line
 from outrider.drafters._words import Shared, Spelling
@@ -170,7 +170,7 @@ def test_shared_words_are_those_that_both_have() -> None:
         assert words.read([token])
         assert not text or spelt(there, words.read([token])) == text
     logits = torch.randn(2, rows)
-    assert torch.equal(words.law(logits)[:, 0], logits[:, int(words.columns[0])])
+    assert torch.equal(words.restrict(logits)[:, 0], logits[:, int(words.columns[0])])
 
 
 def test_a_line_settles_at_word_borders_and_reads_everything_once() -> None:
@@ -178,7 +178,7 @@ def test_a_line_settles_at_word_borders_and_reads_everything_once() -> None:
     text = "The quick brown fox jumps over the lazy dog, naïvely; and then it sleeps. " * 2
     line, read, heard = Line(), [], b""
     for token in here.tokenizer(text)["input_ids"]:
-        line.hear([token], here, there)
+        line.add([token], here, there)
         heard += here.bytes_of(token) or b""
         read += line.settle()
         settled = spelt(there, read + line.unread).removeprefix(b" ")
@@ -186,21 +186,39 @@ def test_a_line_settles_at_word_borders_and_reads_everything_once() -> None:
         assert len(line.tail) <= MUCH
         assert settled == b"" or line.tail[:1] == b" "
     assert len(line.tail) >= LOOSE
-    line.hear([here.special["<turn>"]], here, there)  # a wall: all before it is settled, a line's end stands for it
+    line.add([here.special["<turn>"]], here, there)  # a wall: all before it is settled, a line's end stands for it
     assert spelt(there, read + line.unread).strip(b" ") == heard.strip(b" ") + b" \n"
     assert line.tail == line.before == b""
 
 
 PAIRS = [("bytes", "pieces"), ("pieces", "bytes"), ("bytes", "ascii"), ("pieces", "ascii"), ("bytes", "mamba")]
 WAYS = ["text", "shared"]
+MIXED = ["Hello there", "naïve 東", [5, 1, 9]]
+LIMITS: dict[str, Any] = {"max_new_tokens": 24, "seed": 3, "ignore_eos": True}
 CASES = [
     *((pair, way, "coupled", t) for pair in PAIRS for way in WAYS for t in (0.0, 1.0)),
     *((pair, way, "rejection", float((i + j) % 2)) for i, pair in enumerate(PAIRS) for j, way in enumerate(WAYS)),
 ]
 
 
+@pytest.fixture(scope="module")
+def plain(folders: Any) -> Any:
+    """Texts of plain decoding, by target and temperature."""
+
+    @cache
+    def texts(name: str, temperature: float) -> list[list[int]]:
+        outputs = outrider.load(folders[name], "none", dtype="float64").generate(
+            MIXED, temperature=temperature, **LIMITS
+        )
+        return [output.tokens for output in outputs]
+
+    return texts
+
+
 @pytest.mark.parametrize(("pair", "way", "rule", "temperature"), CASES)
-def test_nothing_is_lost(pair: tuple[str, str], way: str, rule: str, temperature: float, folders: Any) -> None:
+def test_no_draft_changes_a_text(
+    pair: tuple[str, str], way: str, rule: str, temperature: float, folders: Any, plain: Any
+) -> None:
     """Random models write any bytes: half characters, special tokens, and text that is divided otherwise.
 
     Under `rejection` at T > 0 a text depends on more than its seed; there it must run, and its law is that of any
@@ -208,14 +226,12 @@ def test_nothing_is_lost(pair: tuple[str, str], way: str, rule: str, temperature
     """
     kind = "mamba" if pair[1] == "mamba" else "model"
     llm = outrider.load(folders[pair[0]], f"{kind}:{folders[pair[1]]}?vocab={way}&top_k=3", dtype="float64")
-    plain = outrider.load(folders[pair[0]], "none", dtype="float64")
-    asked: dict[str, Any] = {"max_new_tokens": 24, "seed": 3, "temperature": temperature, "ignore_eos": True}
-    prompts = ["Hello there", "naïve 東", [5, 1, 9]]
+    options: dict[str, Any] = {"rule": rule, "temperature": temperature, **LIMITS}
     budgets = Restless((Budget(8, 4), Budget(1, 0), Budget(12, 3)))
-    found = llm.generate(prompts, budget=budgets, rule=rule, batch_size=2, **asked)  # rows join and leave
-    assert all(o.usage.drafted > 0 for o in found)
+    outputs = llm.generate(MIXED, budget=budgets, batch_size=2, **options)  # rows join and leave
+    assert all(o.usage.drafted > 0 for o in outputs)
     if rule == "coupled" or temperature == 0:
-        assert [o.tokens for o in found] == [o.tokens for o in plain.generate(prompts, **asked)]
+        assert [o.tokens for o in outputs] == plain(pair[0], temperature)
 
 
 @pytest.mark.parametrize("way", ["text", "shared", "same"])
@@ -267,7 +283,7 @@ def test_shared_laws_are_proper(folders: Any) -> None:
     llm = outrider.load(
         folders["bytes"], f"model:{folders['pieces']}?vocab=shared&tree=static&shape=2,2", dtype="float64"
     )
-    drafter: Any = inside(llm.drafter)
+    drafter: Any = llm.drafter.uncalibrated
     seen = []
     engine = llm.engine("rejection", FixedBudget(7, 2))
     batch, _ = Batch.start(engine, [Row(Request([5, 6, 7, 8], 1, 30, Sampling(1.0)), 0)])
@@ -297,7 +313,7 @@ def test_text_without_spaces_is_settled_between_characters() -> None:
     here, there = (Spelling.of(wrapped(n), n) for n in ("bytes", "pieces"))
     text, line, read = "東京は日本の首都であり、" * 30, Line(), []
     for token in here.tokenizer(text)["input_ids"]:
-        line.hear([token], here, there)
+        line.add([token], here, there)
         read += line.settle()
         assert len(line.tail) <= 2 * MUCH + 4
     assert spelt(there, read + line.unread).removeprefix(b" ") + line.tail == text.encode()

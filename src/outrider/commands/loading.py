@@ -116,11 +116,10 @@ def check_weights_of(drafter: str, where: str) -> None:
 def check_budget(budget: str, drafters: int) -> None:
     """Raise InputError for a malformed budget, or one over other drafters than are given (`1:3,2,1 2:1,1`)."""
     from ..budgets import BanditBudget, parse
-    from ..budgets.shapes import part_of, shape_of
 
     parsed = parse(budget)
     arms = parsed.arms if isinstance(parsed, BanditBudget) else ()
-    named = {part_of(arm) + 1 for arm in arms if shape_of(arm)}
+    named = {part + 1 for part, shape in arms if shape}
     if ":" in budget and named != set(range(1, drafters + 1)):
         given = ", ".join(map(str, sorted(named)))
         raise InputError(f"--budget names the drafters {given}, and --drafter gives {drafters}; name each of them")

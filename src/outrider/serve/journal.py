@@ -63,7 +63,7 @@ class Lines(logging.Formatter):
 class Entry:
     """One request in progress."""
 
-    status: int = 500  # what its answer began with; an error before that is counts as 500
+    status: int = 500  # of its response; 500 if an error came first
     complete: bool = False  # whether its last byte was sent
     call: Call | None = None  # after its texts are accepted
 
