@@ -57,9 +57,7 @@ class Metrics:
         )
         self.phases = [phases(phase) for phase in ("draft", "verify", "commit")]
         self.depth = gauge("outrider:budget_depth", "Depth of the budget in the last round; 0: no draft.")
-        self.budget_nodes = gauge(
-            "outrider:budget_nodes", "Nodes per row of the budget in the last round, without the root."
-        )
+        self.budget_nodes = gauge("outrider:budget_nodes", "Nodes per row of the budget in the last round.")
         self.chunks = histogram("outrider:prefill_chunk_seconds", "Time of a prefill chunk.", SECONDS)
         self.nodes = histogram(
             "outrider:tree_nodes", "Nodes verified per round, all rows.", (1, 2, 4, 8, 16, 32, 64, 128)
