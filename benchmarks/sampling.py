@@ -30,7 +30,6 @@ import numpy as np
 
 import outrider
 from outrider import encoding
-from outrider.bench.checks import host
 from outrider.core.noise import GumbelNoise
 from outrider.core.protocols import Session
 from outrider.core.tree import chain, root_only
@@ -39,6 +38,7 @@ from outrider.engine import Batch, Engine
 from outrider.engine.request import Request, Row
 from outrider.machine import threads
 from outrider.params import InputError, Sampling
+from outrider.proofs.logits import host
 
 SETTINGS = {
     "T=0": Sampling(),

@@ -20,11 +20,11 @@ import numpy as np
 
 import outrider
 from outrider.bench import tasks
-from outrider.bench.checks import own_logits
 from outrider.bench.types import Prompt
 from outrider.core.protocols import Target
 from outrider.core.types import Array
 from outrider.params import InputError
+from outrider.proofs.logits import own_logits
 
 FULL = "full"
 

@@ -1,4 +1,4 @@
-"""Write text with a model, speculating: the text that the model writes alone, sooner.
+"""Generate text by speculative decoding: the same text as without drafts, faster.
 
 python examples/generate.py [MODEL]
 """

@@ -1,4 +1,4 @@
-"""Text as it comes: whole characters, never the beginning of a stop string.
+"""Streaming text: complete characters, never the beginning of a stop string.
 
 python examples/stream.py [MODEL]
 """

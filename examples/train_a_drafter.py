@@ -15,7 +15,7 @@ target = load_target(model, dtype="float32")
 documents = list(data.read([text], load_tokenizer(model)))
 recipe = Recipe("eagle", steps=int(steps), rows=4, length=128, lr=3e-3, prompts=2)
 result = loop.train(target, documents, out, recipe)
-print(f"{result.folder}: held-out loss {result.best:.3f}, {result.tau:.2f} tokens a round")
+print(f"{result.folder}: held-out loss {result.best:.3f}, {result.tau:.2f} tokens per round")
 
 llm = outrider.load(model, str(result.folder), dtype="float32")
 print(llm.generate("def read(path):", max_new_tokens=48)[0].text)

@@ -19,10 +19,10 @@ from scipy import stats
 
 from outrider.bench import methods
 from outrider.bench.cells import newest
-from outrider.bench.checks import logits
 from outrider.bench.runner import Group, Runner
-from outrider.bench.types import Method, text_of
+from outrider.bench.types import Method, weights_of
 from outrider.llm import LLM
+from outrider.proofs.logits import logits
 
 from .document import LawTest
 
@@ -75,7 +75,7 @@ class Tests:
         llm, us = self.runner.models.llm(method.variant), list[float]()
         samples = [s for s in group.own(self.runner.store.samples) if s.method == method.name and not s.faults]
         for text in self.runner.texts(group, newest(samples)):
-            key = (text_of(method.variant), group.temperature, tuple(text.ids), tuple(text.new))
+            key = (weights_of(method.variant), group.temperature, tuple(text.ids), tuple(text.new))
             if text.new and key not in self.texts:
                 self.texts[key] = uniforms(llm, text.ids, text.new, group.temperature, random.Random(repr(key)))
             us += self.texts.get(key, [])

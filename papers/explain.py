@@ -24,7 +24,6 @@ from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any
 
-from outrider.bench.checks import host
 from outrider.bench.peers.outrider import Ours
 from outrider.bench.runner import Group, Runner
 from outrider.budgets.budgeter import FixedBudget
@@ -36,6 +35,7 @@ from outrider.drafters._words import Same
 from outrider.drafters.model import ModelDrafter
 from outrider.engine import Engine
 from outrider.params import Sampling
+from outrider.proofs.logits import host
 
 from .document import Cell, Explanation, Factor
 from .memory import weights

@@ -8,7 +8,7 @@ from itertools import product
 from typing import Any
 
 from outrider import llm as models_of
-from outrider.bench import Config, methods, metrics, report
+from outrider.bench import Config, methods, metrics, results
 from outrider.bench.cells import Analysis, fill, rates
 from outrider.bench.document import unique
 from outrider.bench.instrument import Grid
@@ -66,7 +66,7 @@ def run(study: Study, *, models: Models | None = None, peers: Mapping[str, Peer]
         fill_in(cell, analysis)
     if grid.complete:
         observe(document, grid, study, judge)
-    report.write(document, study.out)
+    results.write(document, study.out)
     return document
 
 

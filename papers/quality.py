@@ -17,10 +17,10 @@ from decimal import Decimal
 import numpy as np
 
 from outrider.bench.cells import newest
-from outrider.bench.checks import logits
 from outrider.bench.runner import Group, Runner, answer_of
 from outrider.bench.types import Sample
 from outrider.llm import LLM
+from outrider.proofs.logits import logits
 
 from .distribution import softmax
 from .document import Quality

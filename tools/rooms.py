@@ -63,8 +63,8 @@ ROOMS: dict[str, tuple[str, str]] = {
         "evidence of losslessness; parity with vLLM",
     ),
     "bench": (
-        "params machine files plugins prompts names core backends budgets engine drafters llm proofs",
-        "the measuring instrument",
+        "params machine files plugins schema prompts names core backends budgets engine drafters llm proofs",
+        "the benchmark: methods by tasks by temperatures by batch sizes",
     ),
     "serve": (
         "params machine kept names core backends budgets engine drafters llm",

@@ -28,26 +28,26 @@ from .params import InputError, Interrupted, missing, out_of_memory
 # Group, name and line of `outrider --help`; all stand here so that help imports no command (and hence no torch).
 GROUPS = {
     "Write text": {
-        "generate": "Write text with a model: the same text as without drafts, faster.",
-        "chat": "Talk with a model: the same answers as without drafts, faster.",
-        "serve": "Serve a model to OpenAI's clients, and a page to chat on.",
+        "generate": "Generate text: the same text as without drafts, faster.",
+        "chat": "Chat with a model: the same answers as without drafts, faster.",
+        "serve": "Serve a model with OpenAI's API and a chat page.",
     },
     "Prove": {
-        "validate": "Prove on this machine that a model reads a tree of drafts exactly as it reads plain text.",
-        "audit": "Prove on this machine that a drafter and a rule change nothing about a model's text.",
-        "parity": "Hold a drafter's text and acceptance in Outrider against the same drafter in vLLM.",
+        "validate": "Prove on this machine that passes over draft trees equal passes over plain text.",
+        "audit": "Test on this machine that a drafter and a rule do not change a model's text.",
+        "parity": "Compare a drafter with the same drafter in vLLM.",
     },
     "Measure": {
-        "recommend": "Measure which drafter suits a model on this machine, and what it gives.",
-        "bench": "Measure methods side by side and beside stock transformers, with a report.",
+        "recommend": "Find the fastest drafter for a model on this machine.",
+        "bench": "Compare methods with each other and with stock transformers, with a report.",
         "info": "Show versions, threads, devices, models and drafters; with MODEL, where its files are.",
     },
     "Make drafters": {
-        "train": "Train a drafter for a target of your own, on text of your own.",
-        "data": "Build training data, also by letting the target write the answers.",
-        "tune-tree": "Grow the draft tree that suits a trained drafter's measured accuracies.",
-        "import": "Say what a trained drafter's folder holds, whatever its layout; write the native one.",
-        "export": "Write a drafter as SafeAILab's code, speculators, vLLM or SGLang load it.",
+        "train": "Train a drafter for your target on your text.",
+        "data": "Generate training data with the target.",
+        "tune-tree": "Grow the best static draft tree of a trained drafter.",
+        "import": "Show a trained drafter's checkpoint, and convert it to the native layout.",
+        "export": "Export a drafter for SafeAILab's code, speculators, vLLM or SGLang.",
     },
 }
 COMMANDS = {name: line for group in GROUPS.values() for name, line in group.items()}

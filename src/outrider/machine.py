@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import platform
 import sys
+from datetime import datetime, timezone
 from functools import cache
 from pathlib import Path
+from typing import Any
 
+PACKAGES = ("outrider", "torch", "transformers", "safetensors", "numpy")  # that results depend on
 CORES = Path("/sys/devices/system/cpu")
 _chosen: list[int] = []  # by `use_threads`
 
@@ -67,3 +70,29 @@ def processor() -> str:
         if line.startswith(("model", "flags", "Features", "CPU part", "cpu family"))
     }
     return "\n".join([platform.machine(), platform.processor(), *facts.values()])
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python and of `PACKAGES`."""
+    from importlib.metadata import PackageNotFoundError, version  # slow to import
+
+    installed = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            installed[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return installed
+
+
+def environment() -> dict[str, Any]:
+    """The time, the machine and the versions, for the header of a measurement."""
+    torch = sys.modules.get("torch")  # without it nothing runs on a GPU
+    gpus = [] if torch is None else [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    return {
+        "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "machine": {
+            "processor": platform.machine(), "cores": os.cpu_count(), "threads": threads(), "gpus": gpus,
+        },
+        "versions": versions(),
+    }  # fmt: skip

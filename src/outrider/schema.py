@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, is_dataclass
+from functools import cache
 from types import NoneType, UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -41,8 +42,13 @@ def from_dict(kind: type[Config], given: Mapping[str, Any]) -> Config:
         TypeError: a field is missing or unknown.
         InputError: a value is of another type or out of its range.
     """
-    hints = get_type_hints(kind)
+    hints = _hints(kind)  # type: ignore[arg-type]
     return kind(**{name: typed(name, hints.get(name, Any), value) for name, value in given.items()})
+
+
+@cache
+def _hints(kind: Any) -> dict[str, Any]:
+    return get_type_hints(kind)
 
 
 def typed(name: str, hint: Any, value: Any) -> Any:
@@ -54,11 +60,13 @@ def typed(name: str, hint: Any, value: Any) -> Any:
         hint = options[0] if len(options) == 1 else Any
     if isinstance(hint, type) and is_dataclass(hint):
         return from_dict(hint, _is(name, value, Mapping, "an object"))
+    if isinstance(hint, type) and hasattr(hint, "_fields"):  # a NamedTuple
+        values = _is(name, value, list | tuple, "a list")
+        return hint(*(typed(name, of, x) for of, x in zip(_hints(hint).values(), values, strict=False)))
     origin, inner = get_origin(hint) or hint, get_args(hint)
-    if origin is tuple and len(inner) == 2 and inner[1] is Ellipsis:
-        return tuple(typed(name, inner[0], x) for x in _is(name, value, list | tuple, "a list"))
-    if origin is list and inner:
-        return [typed(name, inner[0], x) for x in _is(name, value, list, "a list")]
+    if origin in (list, Sequence) or (origin is tuple and inner[1:] == (Ellipsis,)):
+        items = (typed(name, inner[0] if inner else Any, x) for x in _is(name, value, list | tuple, "a list"))
+        return tuple(items) if origin is tuple else list(items)
     if origin in (dict, Mapping):
         key, of = inner or (str, Any)
         pairs = _is(name, value, Mapping, "an object").items()

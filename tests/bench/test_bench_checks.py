@@ -102,7 +102,7 @@ class OtherText(Honest):
 
 
 BROKEN: list[tuple[type[Honest], str]] = [
-    (Tail, "tokens after the end"), (Longer, "tokens where 60 were asked for"), (Shorter, "without an end of the text"),
+    (Tail, "tokens after the end"), (Longer, "tokens where the limit is 60"), (Shorter, "without an end of the text"),
     (Skips, "answered 0 of 1 prompts"), (Empty, "stopped after 0"), (SameTime, "reported before"),
     (Before, "says that the prompt took"), (Foreign, "vocabulary does not have"), (OtherText, "is not the target's"),
 ]  # fmt: skip

@@ -9,7 +9,7 @@ import pytest
 from instrument import Lab
 
 from outrider import InputError
-from outrider.bench.choose import FINALISTS, Candidate, behind, conclude, measure, narrow, parted, recommend
+from outrider.bench.choose import FINALISTS, Candidate, behind, conclude, decided, measure, narrow, recommend
 from outrider.bench.document import Cell, Estimate
 from outrider.bench.types import Method
 from outrider.cli import main
@@ -63,10 +63,10 @@ def test_who_is_left_behind() -> None:
     assert [behind(c, (PLAIN, best, slow, near)) for c in (best, slow, near)] == [False, True, False]
     assert behind(cell("d"), (PLAIN, best)), "what has no figures"
     assert not behind(cell("e", 1.0), (PLAIN, best)), "one prompt says nothing"
-    assert parted([PLAIN, best])
-    assert not parted([PLAIN, best, near])
-    assert not parted([PLAIN, cell("f", 1.1, 0.9, 1.3)])
-    assert parted([PLAIN])
+    assert decided([PLAIN, best])
+    assert not decided([PLAIN, best, near])
+    assert not decided([PLAIN, cell("f", 1.1, 0.9, 1.3)])
+    assert decided([PLAIN])
 
 
 def silent(what: str, left: float | None) -> None:

@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 from made_document import made
 
-from outrider.bench import compare as sides
 from outrider.bench.compare import Change, Comparison, Row, compare, show
 from outrider.bench.document import Document, Estimate
-from outrider.bench.results import from_json
+from outrider.bench.results import to_json
+from outrider.schema import from_dict
 
 CHAT = ("chat", 0.0, 1)
 
 
 @pytest.fixture(scope="module")
 def document() -> Document:
-    found: Document = from_json(Document, made())
+    found: Document = from_dict(Document, made())
     found.cells = [c for c in found.cells if c.method in ("none", "HASS", "EAGLE-2, 60x6")]
     return found
 
@@ -50,7 +50,7 @@ def test_a_run_beside_itself(document: Document) -> None:
     assert not found.only_a + found.only_b
     assert len(found.rows) + len(found.no_result) == len(document.cells)
     assert not any(c.significant for r in found.rows for c in (r.speedup, r.tau) if c)
-    told = sides.document(found)
+    told = to_json(found)
     assert json.loads(json.dumps(told)) == told
 
 
@@ -85,5 +85,5 @@ def test_a_cell_that_is_invalid_in_one_run_is_not_compared(document: Document) -
     broken = next(c for c in b.cells if c.method == "HASS")
     broken.state, broken.speedup = "invalid", Estimate(98.7, 98.6, 98.8)
     found = compare(document, b)
-    assert "98.7" not in json.dumps(sides.document(found))
+    assert "98.7" not in json.dumps(to_json(found))
     assert found.no_result[0] == (broken.key, "done", "invalid")

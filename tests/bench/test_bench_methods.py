@@ -165,7 +165,7 @@ def test_a_rule_of_its_own_stands_for_all() -> None:
     assert [(m.spec, m.rule) for m in found[1:]] == [
         ("lookup", "block"), ("suffix", "coupled"), ("suffix", "rejection"),
     ]  # fmt: skip
-    with pytest.raises(InputError, match="the rule block has no option"):
+    with pytest.raises(InputError, match="has no option 'epsilon'; it has none"):
         rows(["lookup@block?epsilon=1"])
 
 
@@ -182,15 +182,15 @@ def test_rules() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("greedy", "there is no rule 'greedy'; choose from coupled, rejection, block, typical"),
-        ("", "there is no rule ''; choose from coupled"),
+        ("greedy", "there is no rule 'greedy'; choose one of coupled, rejection, block, typical"),
+        ("", "there is no rule ''; choose one of coupled"),
         (
             "coupled?epsilon=0.1",
-            "the rule coupled has no option 'epsilon'; only typical has options: epsilon and delta",
+            "'coupled?epsilon=0.1' has no option 'epsilon'; it has none",
         ),
-        ("typical?alpha=0.1", "the rule typical has no option 'alpha'"),
-        ("typical?epsilon=much", "epsilon and delta are numbers, as in typical"),
-        ("typical?epsilon", "epsilon and delta are numbers"),
+        ("typical?alpha=0.1", "has no option 'alpha'; it has epsilon, delta"),
+        ("typical?epsilon=much", "epsilon must be a number, not 'much'"),
+        ("typical?epsilon", "epsilon must be a number, not ''"),
     ],
 )
 def test_rules_that_are_refused(text: str, words: str) -> None:
@@ -338,6 +338,6 @@ def test_a_variant_of_the_target_is_a_part_of_a_method(text: str, spec: str, var
 
 
 def test_an_unknown_variant_is_refused() -> None:
-    with pytest.raises(InputError, match="no variant 'int4' of a target; choose from plain, eager, int8") as error:
-        methods.check_variant("int4")
+    with pytest.raises(InputError, match="no variant 'int4' of a target; choose one of plain, eager, int8") as error:
+        methods.table([Method("lookup", variant="int4")], [])
     one_sentence(error)

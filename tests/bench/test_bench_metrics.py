@@ -147,14 +147,10 @@ def test_mean_keeps_an_interval_of_its_own() -> None:
 # -- one cell's samples ------------------------------------------------------------------------------------------------
 
 
-def test_count_leaves_the_first_token_of_each_row_out() -> None:
-    assert metrics.count([[4, 5, 6], [], [7], [8, 9]]) == 3
-
-
 def test_tokens_and_seconds_are_of_decoding_over_all_turns() -> None:
     made = sample(tokens=5, seconds=2.0, prefill=0.5)
-    made.turns.append(Turn([[1, 2, 3]], 1.0, 0.25))
-    assert metrics.tokens(made) == 4 + 2
+    made.turns.append(Turn([[1, 2, 3], [], [7]], 1.0, 0.25))
+    assert metrics.tokens(made) == 4 + 2, "without the first token of each row"
     assert metrics.seconds(made) == 1.5 + 0.75
     assert metrics.speed([made]).value == pytest.approx(6 / 2.25)
 
@@ -279,12 +275,12 @@ def test_whole_answers_are_compared_with_their_prompts_passes() -> None:
     """Ten tokens, eleven with the prompt's: 10 s after 2 s, and 5 s after 2 s."""
     mine, plain = sample(tokens=11, seconds=7.0, prefill=2.0), sample(tokens=11, seconds=12.0, prefill=2.0)
     table = Table.of([mine], [0])
-    decoding, whole = table.faster([plain]), table.faster([plain], whole=True)
+    decoding, whole = table.faster([plain]), table.faster([plain], prefill=True)
     assert decoding is not None
     assert whole is not None
     assert decoding.value == pytest.approx(2)
     assert whole.value == pytest.approx(12 / 7)
-    assert metrics.speed([mine], whole=True).value == pytest.approx(11 / 7)
+    assert metrics.speed([mine], prefill=True).value == pytest.approx(11 / 7)
 
 
 def test_texts_of_one_token_are_no_speed() -> None:

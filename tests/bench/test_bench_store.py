@@ -79,7 +79,6 @@ def test_samples_come_back_as_they_went(tmp_path: Path) -> None:
     assert again[0].turns[0].usages[0].overhead_seconds == made[0].turns[0].usages[0].overhead_seconds
     assert len(lines(tmp_path).splitlines()) == 3, "an answer is a line"
     assert lines(tmp_path).endswith(b"\n")
-    assert {s.cell for s in again} == {("maths@12", 0.7, 2, "eagle:demo, 16x4")}
 
 
 def test_a_last_line_cut_off_anywhere_is_dropped(tmp_path: Path) -> None:
@@ -215,8 +214,6 @@ def test_a_file_is_no_folder(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_a_run(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="holds no benchmark run; give the folder that --out named"):
-        read_header(tmp_path)
     assert list(read_samples(tmp_path)) == []
 
 

@@ -70,7 +70,7 @@ BAD: list[tuple[Callable[[Path], Any], str]] = [
     (lambda p: pickled(p, {"fc.weight": Harm()}), "a pickle can run code"),
     (lambda p: saved(p, [1, 2]), "not a table of tensors"),
     (lambda p: folder(p, dict(LLAMA), {"model.layers.0.q": torch.zeros(1), "lm_head.weight": torch.zeros(1)}),
-     "a whole language model; draft with it as model:"),
+     "a full language model; use it as model:"),
     (lambda p: folder(p, dict(LLAMA), {"colour": torch.zeros(1)}), "is not a native folder, .* begin with colour"),
     # EAGLE
     (lambda p: folder(p, dict(LLAMA), without(eagle(), "fc.weight")), "lack fc.weight"),
@@ -82,7 +82,7 @@ BAD: list[tuple[Callable[[Path], Any], str]] = [
     (lambda p: folder(p, dict(LLAMA), {**eagle(), "fc.weight": NAN[:3]}), r"fc.weight of .* is \[3, 64\]"),
     (lambda p: folder(p, {**LLAMA, "num_hidden_layers": 2}, eagle()), "has 2 layers"),
     (lambda p: folder(p, {**LLAMA, "hidden_size": None}, eagle()), "does not say hidden_size"),
-    (lambda p: folder(p, {**LLAMA, "vocab_size": "many"}, eagle()), "vocab_size .* must be a whole number"),
+    (lambda p: folder(p, {**LLAMA, "vocab_size": "many"}, eagle()), "vocab_size .* must be an integer"),
     (lambda p: folder(p, {**LLAMA, "hidden_act": "gelu"}, eagle()), "uses gelu"),
     (lambda p: folder(p, {**LLAMA, "bias": "yes"}, eagle()), "bias .* must be true or false"),
     (lambda p: folder(p, {**LLAMA, "rope_theta": 1e6, "rope_parameters": {"rope_theta": 1e4}}, eagle()), "two rotary"),
@@ -96,7 +96,7 @@ BAD: list[tuple[Callable[[Path], Any], str]] = [
     (lambda p: folder(p, THREE, {**eagle3(), "d2t": torch.tensor(DRAFTED)}), "token ids where offsets belong"),
     (lambda p: folder(p, THREE, {**eagle3(), "d2t": torch.arange(VD)}), "d2t and t2d disagree"),
     (lambda p: folder(p, THREE, {**eagle3(), "d2t": -torch.arange(VD)}), "an id of its own"),
-    (lambda p: folder(p, THREE, {**eagle3(), "d2t": torch.zeros(VD)}), "not whole numbers"),
+    (lambda p: folder(p, THREE, {**eagle3(), "d2t": torch.zeros(VD)}), "not an integer type"),
     (lambda p: folder(p, {**THREE, "draft_vocab_size": 9}, eagle3()), "where its config says"),
     (lambda p: folder(p, {**LLAMA, "draft_vocab_size": VD}, eagle3()), "name the target"),
     (lambda p: folder(p, {**THREE, "eagle_aux_hidden_state_layer_ids": [2, 2, 9]}, eagle3()), "three different ones"),
@@ -107,7 +107,7 @@ BAD: list[tuple[Callable[[Path], Any], str]] = [
     (lambda p: folder(p, THREE, eagle3(fc_norm=True)), "hold fc_norm.0.weight"),
     (lambda p: folder(p, foreign.speculators(speculators_model_type="mtp"), eagle3()), "a speculator of type mtp"),
     (lambda p: folder(p, {k: v for k, v in foreign.speculators().items() if k != "norm_before_residual"}, eagle3()),
-     "does not say norm_before_residual"),
+     "has no norm_before_residual"),
     # Medusa and Hydra
     (lambda p: folder(p, {}, without(medusa(), "2.1.linear.bias"), "medusa_lm_head.pt"), "lack 2.1.linear.bias"),
     (lambda p: folder(p, {}, without(medusa(), "0.0.linear.weight"), "medusa_lm_head.pt"), "no Medusa heads"),
@@ -120,7 +120,7 @@ BAD: list[tuple[Callable[[Path], Any], str]] = [
     (lambda p: folder(p, {"hydra_head_arch": "prefix-mlp"}, hydra(), "hydra_lm_head.pt"), "says prefix-mlp"),
     (lambda p: folder(p, {"hydra_head_arch": "prefix-mlp"}, hydra(prefix=True), "hydra_lm_head.pt"), "target's shape"),
     # native
-    (lambda p: folder(p, {"outrider_method": "eagle", "format": 2}, eagle()), "format 2"),
+    (lambda p: folder(p, {"outrider_method": "eagle", "format": 3}, eagle()), "format 3"),
 ]  # fmt: skip
 
 
@@ -155,7 +155,7 @@ def test_another_target(tmp_path: Path, make: Callable[[Path], Any], change: dic
 def test_a_target_without_the_parts(tmp_path: Path) -> None:
     for name, make, sentence in (
         ("a", lambda p: p, "there is no folder"),
-        ("b", lambda p: folder(p, dict(LLAMA), {"x": torch.zeros(1)}), "hold none of"),
+        ("b", lambda p: folder(p, dict(LLAMA), {"x": torch.zeros(1)}), "have none of"),
         ("c", lambda p: folder(p, dict(LLAMA), {"x": torch.zeros(1)}, "pytorch_model.bin"), "no safetensors weights"),
     ):
         with pytest.raises(InputError, match=sentence):

@@ -14,7 +14,7 @@ from layouts_foreign import HEADS, KV, LAYERS, LLAMA, D, H, V
 from torch import Tensor
 
 from outrider import cli
-from outrider.checkpoints import Facts, Found, method_of, native, read
+from outrider.checkpoints import Checkpoint, Facts, method_of, native, read
 from outrider.checkpoints.check import check
 from outrider.checkpoints.write import write
 from outrider.params import InputError
@@ -111,7 +111,7 @@ def reference(w: dict[str, Tensor], features: Tensor, slots: Tensor, causal: boo
     return rms(x, w["norm.weight"])
 
 
-def run(found: Found, features: Tensor, slots: Tensor) -> Tensor:
+def run(found: Checkpoint, features: Tensor, slots: Tensor) -> Tensor:
     of = native.network("block")
     net: Any = of.module(of.read(found.config, "the file")).double().eval()
     net.load_state_dict(found.tensors, strict=True)
@@ -253,7 +253,7 @@ def test_verify_finds_what_loaders_let_through(tmp_path: Path) -> None:
     config = json.loads(place.read_text())
     inner = config["dflash_config"]
     for change, says in (
-        ({"is_causal": True}, "say the same"),
+        ({"is_causal": True}, "must all be present and agree"),
         ({"dflash_config": {**inner, "target_layer_ids": [1, 40]}}, "lie outside"),
         ({"dflash_config": {**inner, "mask_token_id": 99}}, "no token"),
         ({"num_hidden_layers": 3}, "missing"),

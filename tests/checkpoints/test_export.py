@@ -14,7 +14,7 @@ import torch
 from layouts_foreign import DRAFTED, HEADS, LAYERS, LLAMA, VD, D, H, V
 from safetensors.torch import load_file, save_file
 
-from outrider.checkpoints import Facts, Found, native, read
+from outrider.checkpoints import Checkpoint, Facts, native, read
 from outrider.checkpoints.check import check
 from outrider.checkpoints.write import FORMATS_OF, keep, write
 from outrider.params import FORMATS, InputError
@@ -29,7 +29,7 @@ ROPE = {
 }  # fmt: skip
 
 
-def eagle(**changes: Any) -> Found:
+def eagle(**changes: Any) -> Checkpoint:
     layer = {**LAYER, **changes.pop("layer", {})}
     config = {
         "layer": layer, "vocab": V, "target_hidden": H, "inputs": "feature+shifted", "bias": False, "scale": 1.25,
@@ -38,7 +38,7 @@ def eagle(**changes: Any) -> Found:
     return filled("eagle", config)
 
 
-def eagle3(**changes: Any) -> Found:
+def eagle3(**changes: Any) -> Checkpoint:
     layer = {**LAYER, "inputs": 2 * H, **changes.pop("layer", {})}
     config = {
         "layer": layer, "vocab": V, "draft_vocab": VD, "target_hidden": H, "taps": [2, LAYERS // 2, LAYERS - 3],
@@ -48,10 +48,10 @@ def eagle3(**changes: Any) -> Found:
     found = filled("eagle3", config)
     few = config["draft_vocab"]
     ours = foreign.mapping() if few == VD else {"d2t": torch.zeros(V).long(), "t2d": torch.ones(V).bool()}
-    return Found(found.layout, found.method, config, {**found.tensors, **ours})
+    return Checkpoint(found.layout, found.method, config, {**found.tensors, **ours})
 
 
-def medusa(**changes: Any) -> Found:
+def medusa(**changes: Any) -> Checkpoint:
     config = {
         "vocab": V, "hidden": H, "heads": 3, "layers": 2, "share_head": False, "bias": False, "scale": 1.5,
         "lossy": False, "tree": [[0], [0, 0], [1]], "draft_vocab": 0, **changes,
@@ -59,7 +59,7 @@ def medusa(**changes: Any) -> Found:
     return filled("medusa", config)
 
 
-def hydra() -> Found:
+def hydra() -> Checkpoint:
     config = {
         "vocab": V,
         "hidden": H,
@@ -74,8 +74,8 @@ def hydra() -> Found:
     return filled("hydra", config)
 
 
-def filled(method: str, config: dict[str, Any]) -> Found:
-    return Found("native", method, config, foreign.fill(native.table(method, config)))
+def filled(method: str, config: dict[str, Any]) -> Checkpoint:
+    return Checkpoint("native", method, config, foreign.fill(native.table(method, config)))
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ def config_of(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "config.json").read_text())
 
 
-def same(a: Found, b: Found) -> None:
+def same(a: Checkpoint, b: Checkpoint) -> None:
     assert (a.method, a.config) == (b.method, b.config)
     assert a.tensors.keys() == b.tensors.keys()
     for name, tensor in a.tensors.items():
@@ -95,7 +95,7 @@ def same(a: Found, b: Found) -> None:
         assert torch.equal(tensor, b.tensors[name]), name
 
 
-ROUND: list[tuple[str, Callable[[], Found], list[str]]] = [
+ROUND: list[tuple[str, Callable[[], Checkpoint], list[str]]] = [
     ("eagle", eagle, ["safeailab", "vllm", "sglang"]),
     ("biased", lambda: eagle(bias=True), ["safeailab", "sglang"]),
     ("zero", lambda: zeroed(eagle(bias=True), "fc.bias"), ["safeailab", "vllm", "sglang"]),
@@ -115,7 +115,7 @@ ROUND: list[tuple[str, Callable[[], Found], list[str]]] = [
 ]  # fmt: skip
 
 
-def zeroed(found: Found, end: str) -> Found:
+def zeroed(found: Checkpoint, end: str) -> Checkpoint:
     for name, tensor in found.tensors.items():
         if name.endswith(end):
             tensor.zero_()
@@ -130,7 +130,7 @@ SHARED = (
 
 @pytest.mark.parametrize(("make", "to"), SHARED, ids=[f"{'eagle' if m is eagle else 'medusa'}-{t}" for m, t in SHARED])
 def test_engines_draft_from_all_tokens_of_a_shared_head(
-    tmp_path: Path, facts: Facts, make: Callable[[], Found], to: str
+    tmp_path: Path, facts: Facts, make: Callable[[], Checkpoint], to: str
 ) -> None:
     """The head is the target's, and a draft vocabulary names rows of it: without the list nothing else changes."""
     whole = make()
@@ -146,10 +146,12 @@ def test_engines_draft_from_all_tokens_of_a_shared_head(
     ("make", "to"), [(m, t) for _, m, ts in ROUND for t in ts], ids=[f"{n}-{t}" for n, _, ts in ROUND for t in ts]
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_round_trips_lose_nothing(tmp_path: Path, facts: Facts, make: Callable[[], Found], to: str, dtype: Any) -> None:
+def test_round_trips_lose_nothing(
+    tmp_path: Path, facts: Facts, make: Callable[[], Checkpoint], to: str, dtype: Any
+) -> None:
     found = make()
     cast = {k: t.to(dtype) if t.is_floating_point() else t for k, t in found.tensors.items()}
-    found = Found(found.layout, found.method, found.config, cast)
+    found = Checkpoint(found.layout, found.method, found.config, cast)
     write(found, to, facts, tmp_path / "out")
     assert check(tmp_path / "out", to, facts) == []
     back = read(tmp_path / "out", facts)
@@ -194,7 +196,7 @@ def test_folders_older_than_some_of_their_fields(tmp_path: Path, facts: Facts, t
     new = eagle3()
     kept = {name: value for name, value in new.config.items() if name not in ("layers", "parallel", "mask_token")}
     write(new, to, facts, tmp_path / "new")
-    write(Found(new.layout, new.method, kept, new.tensors), to, facts, tmp_path / "old")
+    write(Checkpoint(new.layout, new.method, kept, new.tensors), to, facts, tmp_path / "old")
     assert config_of(tmp_path / "old") == config_of(tmp_path / "new")
 
 
@@ -220,7 +222,7 @@ def test_a_scaled_embedding_goes_with_the_drafter(tmp_path: Path) -> None:
     same(eagle3(), read(tmp_path / "out", facts))
 
 
-REFUSED: list[tuple[Callable[[], Found], str, str]] = [
+REFUSED: list[tuple[Callable[[], Checkpoint], str, str]] = [
     (hydra, "vllm", "no format for hydra"),
     (hydra, "safeailab", "no format for hydra"),
     (eagle, "speculators", "no format for eagle; export it to safeailab or vllm or sglang"),
@@ -229,7 +231,7 @@ REFUSED: list[tuple[Callable[[], Found], str, str]] = [
     (eagle, "tensorrt", "there is no format 'tensorrt'"),
     (lambda: eagle(bias=True), "vllm", "vLLM ignores the bias"),
     (lambda: eagle(inputs="feature"), "vllm", "no engine has EAGLE with the inputs feature"),
-    (lambda: eagle(layer={"rope": ROPE}), "safeailab", "rotary positions of type llama3"),
+    (lambda: eagle(layer={"rope": ROPE}), "safeailab", "RoPE of type llama3"),
     (lambda: eagle3(taps=[2, 6, 8]), "safeailab", r"reads hidden states \[2, 6, 9\], not \[2, 6, 8\]"),
     (lambda: eagle3(taps=[2, 6, LAYERS]), "vllm", "1 to 11"),
     (lambda: eagle3(taps=[0, 2, 6]), "sglang", "1 to 11"),
@@ -243,14 +245,14 @@ REFUSED: list[tuple[Callable[[], Found], str, str]] = [
 ]  # fmt: skip
 
 
-def broken(found: Found) -> Found:
+def broken(found: Checkpoint) -> Checkpoint:
     del found.tensors["fc.weight"]
     return found
 
 
 @pytest.mark.parametrize(("make", "to", "sentence"), REFUSED, ids=[f"{r[1]}-{r[2][:24]}" for r in REFUSED])
 def test_refusals_leave_nothing(
-    tmp_path: Path, facts: Facts, make: Callable[[], Found], to: str, sentence: str
+    tmp_path: Path, facts: Facts, make: Callable[[], Checkpoint], to: str, sentence: str
 ) -> None:
     with pytest.raises(InputError, match=sentence) as error:
         write(make(), to, facts, tmp_path / "out")
@@ -304,7 +306,7 @@ def fields(folder: Path, **changed: Any) -> None:
 
 
 NAN = torch.full((H, 2 * H), float("nan"), dtype=torch.float64)
-FAULTS: list[tuple[Callable[[], Found], str, Callable[[Path], None], str]] = [
+FAULTS: list[tuple[Callable[[], Checkpoint], str, Callable[[Path], None], str]] = [
     (eagle, "vllm", lambda f: tensors(f, fc__weight=None), "fc.weight is missing"),
     (eagle, "sglang", lambda f: tensors(f, fc__bias=None), "fc.bias is missing"),
     (eagle, "vllm", lambda f: tensors(f, fc__weight=NAN), "fc.weight has entries that are NaN"),
@@ -341,7 +343,7 @@ FAULTS: list[tuple[Callable[[], Found], str, Callable[[Path], None], str]] = [
 
 @pytest.mark.parametrize(("make", "to", "spoil", "fault"), FAULTS, ids=[f[3][:30] for f in FAULTS])
 def test_the_checker_finds(
-    tmp_path: Path, facts: Facts, make: Callable[[], Found], to: str, spoil: Callable[[Path], None], fault: str
+    tmp_path: Path, facts: Facts, make: Callable[[], Checkpoint], to: str, spoil: Callable[[Path], None], fault: str
 ) -> None:
     write(make(), to, facts, tmp_path / "out")
     assert check(tmp_path / "out", to, facts) == []

@@ -14,14 +14,14 @@ from layouts_foreign import DRAFTED, LLAMA, SIZES, VD, H, V
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from outrider.checkpoints import Facts, Found, method_of, native, read
+from outrider.checkpoints import Checkpoint, Facts, method_of, native, read
 from outrider.checkpoints.write import keep
 from outrider.schema import to_dict
 
 TEXT = 6
 
 
-def net(found: Found) -> Any:
+def net(found: Checkpoint) -> Any:
     """The drafter's network, filled strictly."""
     of = native.network(found.method)
     made = of.read(found.config, "the file")
@@ -46,7 +46,7 @@ def embeds() -> Tensor:
     return foreign.embedding()[[3, 1, 4, 1, 5, 9]]
 
 
-def said(found: Found, what: str) -> bool:
+def said(found: Checkpoint, what: str) -> bool:
     return any(what in note for note in found.notes)
 
 
@@ -104,7 +104,7 @@ FLAGS: list[dict[str, bool]] = [
 
 
 def same_eagle3(
-    found: Found, raw: dict[str, Tensor], sizes: Any, at: str, given: Tensor, e: Tensor, **flags: bool
+    found: Checkpoint, raw: dict[str, Tensor], sizes: Any, at: str, given: Tensor, e: Tensor, **flags: bool
 ) -> None:
     filled = net(found)
     hidden = filled(filled.fuse(given[None]), e[None], POSITIONS)
@@ -137,7 +137,7 @@ def test_eagle3_leaves_things_to_its_target(tmp_path: Path) -> None:
     assert found.config["taps"] == [2, 6, 9]
     assert found.config["draft_vocab"] == V
     assert said(found, "no lm_head")
-    assert said(found, "whole one")
+    assert said(found, "full one")
     same_eagle3(
         found, {**raw, "lm_head.weight": foreign.head()}, {**SIZES, "theta": 50.0}, "midlayer.", features(3), embeds()
     )
@@ -177,7 +177,7 @@ def test_medusa(tmp_path: Path, file: str) -> None:
     raw, f = foreign.medusa(), foreign.some(H, seed=7)
     found = read(foreign.folder(tmp_path, {"medusa_num_heads": 5, "medusa_num_layers": 1}, raw, file))
     assert method_of(tmp_path) == found.method == "medusa"
-    assert said(found, "says 5 heads and the weights hold 3")
+    assert said(found, "says 5 heads and the weights have 3")
     assert (found.config["layers"], found.config["lossy"]) == (2, False)
     for a, b in zip(net(found)(f[None]), reference.medusa(raw, "", 3, 2, f, None), strict=True):
         close(a[0], b)

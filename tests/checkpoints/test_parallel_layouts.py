@@ -14,7 +14,7 @@ from layouts_foreign import LAYERS, LLAMA, SIZES, VD, H, V
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from outrider.checkpoints import Facts, Found, method_of, native, read
+from outrider.checkpoints import Checkpoint, Facts, method_of, native, read
 from outrider.checkpoints.check import check
 from outrider.checkpoints.write import keep, write
 from outrider.params import InputError
@@ -61,7 +61,7 @@ def logits(raw: dict[str, Tensor], sizes: Any, features: Tensor, tokens: list[in
 
 
 @torch.no_grad()
-def same_logits(found: Found, raw: dict[str, Tensor], sizes: Any, at: str = "layers.0.") -> None:
+def same_logits(found: Checkpoint, raw: dict[str, Tensor], sizes: Any, at: str = "layers.0.") -> None:
     net = native.network("eagle3").module(native.network("eagle3").read(found.config, "it")).double()
     net.load_state_dict(found.tensors, strict=True)
     features, tokens = foreign.some(4, 3 * H, seed=7), [3, 1, 4, 1]
@@ -108,7 +108,7 @@ def test_round_trips_lose_nothing(tmp_path: Path, facts: Facts, to: str, own: bo
     if not own:
         config = {**found.config, "own_embedding": False}
         rest = {k: t for k, t in found.tensors.items() if k != "embed_tokens.weight"}
-        found = Found(found.layout, found.method, config, rest)
+        found = Checkpoint(found.layout, found.method, config, rest)
     write(found, to, facts, tmp_path / "out")
     assert check(tmp_path / "out", to, facts) == []
     back = read(tmp_path / "out", facts)
@@ -157,8 +157,8 @@ def test_the_checker_finds(tmp_path: Path, facts: Facts, to: str, spoil: Any, sa
 @pytest.mark.parametrize(
     ("config", "says"),
     [
-        (published(ptd_token_id=None), "must say one mask token"),
-        (published(pard_token=TOKEN + 1), "must say one mask token"),
+        (published(ptd_token_id=None), "must have one mask token"),
+        (published(pard_token=TOKEN + 1), "must have one mask token"),
         (published(ptd_token_id=V), "outside the vocabulary"),
         (published(num_hidden_layers=2), "layers.2"),
     ],

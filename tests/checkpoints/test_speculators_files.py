@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from outrider.backends.torch.padding import additive
-from outrider.checkpoints import Facts, Found, native, read
+from outrider.checkpoints import Checkpoint, Facts, native, read
 from outrider.checkpoints.write import write
 from outrider.params import InputError
 
@@ -23,7 +23,7 @@ ALL = [*KINDS, *(f"{kind}_causal" for kind in KINDS)]
 SPELLINGS = ["is_causal", "dflash_config.causal", "dflash_config.causal_head"]
 
 
-def network(found: Found) -> Any:
+def network(found: Checkpoint) -> Any:
     of = native.network("block")
     net: Any = of.module(of.read(found.config, "the file")).double().eval().requires_grad_(False)
     net.load_state_dict(found.tensors, strict=True)

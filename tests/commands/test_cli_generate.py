@@ -6,6 +6,7 @@ import errno
 import io
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -69,10 +70,12 @@ def test_text_comes_on_stdout_and_usage_on_stderr(run: Run, folder: str) -> None
     code, out, err = run(*args)
     assert code == 0
     assert out == document["outputs"][0]["text"] + "\n"
-    assert err.startswith("[")
-    assert "of lookup" in err
-    assert "seed" not in err, "a greedy text depends on none"
-    assert "seed 1]" in run(*args, "--temperature", "1")[2]
+    usage = r"9 tokens, \d+ tokens/s, \d\.\d per pass \(lookup\), (bit-exact|exact up to rounding)"
+    assert re.fullmatch(f"{usage}; stopped at --max-new-tokens\n", err), "a greedy text depends on no seed"
+    assert run(*args, "--temperature", "1")[2].endswith("; seed 1\n")
+    assert "exact in distribution" in run(*args, "--temperature", "1", "--rule", "rejection")[2]
+    assert "lossy" in run(*args, "--rule", "typical", "--lossy")[2]
+    assert "without drafts" in run(*args, "--drafter", "none")[2]
     assert err.count("\n") == 1
 
 
@@ -183,7 +186,7 @@ def test_bad_prompts_are_refused(run: Run, folder: str, tmp_path: Path) -> None:
     file = tmp_path / "bad.jsonl"
     file.write_text('"the cat"\n{"prompt": \n', encoding="utf-8")
     assert "line 2" in refused(run("generate", folder, "--prompts", str(file)))
-    assert "not by several" in refused(run("generate", folder, PROMPT, "--prompts", str(file)))
+    assert "use one of these" in refused(run("generate", folder, PROMPT, "--prompts", str(file)))
 
 
 def test_prompts_come_from_stdin(run: Run, folder: str, monkeypatch: pytest.MonkeyPatch) -> None:

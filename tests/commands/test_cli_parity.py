@@ -39,7 +39,10 @@ def test_texts_and_acceptance_are_held_against_the_engines(
     asked += ["--prompts", str(tmp_path / "p.jsonl"), "--max-new-tokens", "12"]
     assert cli.main(asked) == 0
     shown, said = capsys.readouterr()
-    assert f"outrider: decoding with {drafter} (1 of 2) here\noutrider: starting vLLM with lookup (2 of 2)\n" in said
+    assert (
+        f"outrider: decoding with {drafter} (1 of 2) in Outrider\noutrider: starting vLLM with lookup (2 of 2)\n"
+        in said
+    )
     assert "Parity with vLLM 0: all 16 texts are identical" in " ".join(shown.split())
     assert cli.main([*asked, "--json"]) == 0
     shown, said = capsys.readouterr()
@@ -78,7 +81,8 @@ def test_what_is_finished_is_told_where_a_later_drafter_fails(
 
 @pytest.mark.process
 @pytest.mark.parametrize(
-    ("python", "says"), [("no/python", "is no Python that runs"), ("", "is no Python that runs"), ("-", "has no vLLM")]
+    ("python", "says"),
+    [("no/python", "is not a working Python"), ("", "is not a working Python"), ("-", "has no vLLM")],
 )
 def test_a_python_without_vllm_is_refused_before_a_model_is_loaded(
     python: str, says: str, capsys: pytest.CaptureFixture[str], tmp_path: Path

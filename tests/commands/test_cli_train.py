@@ -49,7 +49,7 @@ def test_train_is_in_bfloat16_where_that_is_fast(
     assert main(["train", "eagle", "demo", *TEXTS, "--out", str(tmp_path / "run"), *small, *options]) == 0
     recipe = json.loads((tmp_path / "run" / "recipe.json").read_text())
     assert recipe["bf16"] == fast
-    kind = "bfloat16 products, float32 weights" if fast else "full precision"
+    kind = "bfloat16 GEMMs, float32 weights" if fast else "full precision"
     assert f"{kind}, the target's " in capsys.readouterr().err.replace("\n", " ")
 
 
@@ -108,7 +108,7 @@ def test_answered_questions_are_said_so(tmp_path: Path, capsys: pytest.CaptureFi
     out = tmp_path / "answers.jsonl"
     out.write_text('{"id": 0}\n{"id": 1}\n', encoding="utf-8")
     assert main(["data", "generate", "--data", str(QUESTIONS), "--out", str(out), "--limit", "2"]) == 0
-    assert capsys.readouterr().out == f"all 2 questions are answered in {out} already; nothing was written\n"
+    assert capsys.readouterr().out == f"all 2 questions already have answers in {out}\n"
 
 
 def test_a_file_has_one_writer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -150,7 +150,7 @@ def test_ctrl_c_keeps_a_training(
         interrupts(patch, Log, "step", 2)
         assert main(call) == 130
     said = capsys.readouterr().err.splitlines()[-1]
-    assert said == f"outrider: interrupted; {out} keeps step 2 of 4, the same command goes on from there"
+    assert said == f"outrider: interrupted; {out} keeps step 2 of 4, the same command resumes from there"
     assert main(call) == 0
     assert json.loads(capsys.readouterr().out)["steps"] == 4
 
@@ -167,7 +167,7 @@ def test_ctrl_c_keeps_answers(
     kept = len(out.read_text().splitlines())
     assert 1 <= kept < 3
     more = f"{kept} answer{'s' * (kept > 1)} more"
-    assert said == f"outrider: interrupted; {out} has {more}, the same command goes on from there"
+    assert said == f"outrider: interrupted; {out} has {more}, the same command resumes from there"
 
 
 @pytest.mark.parametrize("file", ["config.json", "model.safetensors", "tokenizer.json"])

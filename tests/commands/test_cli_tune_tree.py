@@ -66,7 +66,7 @@ def test_bad_options_are_refused_in_a_sentence(
     target, spec, prompts = folders
     command = ["tune-tree", target, "--prompts", prompts]
     for more, sentence in (
-        (["--drafter", spec], "say where the tree goes"),
+        (["--drafter", spec], "give --out FILE for the tree"),
         (["--drafter", spec, "--out", "x", "--budget", "1x8"], "2 to 256 nodes"),
         (["--drafter", spec, "--out", "x", "--batch-size", "0"], "--batch-size must be at least 1"),
         (["--drafter", "lookup", "--out", "x"], "does not rank candidates"),

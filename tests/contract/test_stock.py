@@ -146,13 +146,13 @@ def test_processors_are_asked_about_written_tokens_alone(world: World) -> None:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"num_beams": 2}, "num_beams=2 asks for beam search"),
+        ({"num_beams": 2}, "num_beams=2 means beam search"),
         ({"prefix_allowed_tokens_fn": lambda i, ids: [1, 2]}, "PrefixConstrainedLogitsProcessor"),
         ({"guidance_scale": 2.0}, "guidance_scale=2.0 needs passes"),
         ({"encoder_repetition_penalty": 1.5}, "encoder_repetition_penalty=1.5 looks a row up"),
         ({"return_dict_in_generate": True, "output_scores": True}, "output_scores=True is not recorded"),
         ({"rule": "magic"}, "there is no rule 'magic'"),
-        ({"prompt_lookup_num_tokens": 5}, "prompt_lookup_num_tokens=5 is another way .* drafter='lookup"),
+        ({"prompt_lookup_num_tokens": 5}, "prompt_lookup_num_tokens=5 is another decoding method .* drafter='lookup"),
         ({"use_cache": False}, "use_cache=False must be true"),
         ({"budget": "much"}, "a budget is auto"),
         ({"drafter": "magic"}, "there is no drafter 'magic'"),

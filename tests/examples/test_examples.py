@@ -61,7 +61,7 @@ def test_write_a_drafter(show) -> None:
 def test_train_a_drafter(show, tmp_path: Path) -> None:
     text = ROOT / "docs" / "methods.md"
     shown = show("train_a_drafter.py", DEMO / "target", text, tmp_path / "run", 2)
-    assert "tokens a round" in shown
+    assert "tokens per round" in shown
     assert (tmp_path / "run" / "best" / "model.safetensors").is_file()
 
 

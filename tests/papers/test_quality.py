@@ -69,7 +69,7 @@ def test_quality_of_a_lossy_method(models: Models, tmp_path: Path) -> None:
     task = tasks.load("demo/gsm8k", None, 2)
     task = replace(task, prompts=tuple(replace(p, reference=p.reference[:60]) for p in task.prompts))
     rows = [Method("none"), TYPICAL]
-    (group,) = runner.groups([task], [1.0], [1], rows, 1)
+    group = Group(task, 1.0, 1, tuple(rows), 1)
     runner.open(rows)
     assert runner.run(group)
     cell = document(Analysis(runner, keep_loops=True), [group], 0.0).cells[1]
@@ -154,7 +154,7 @@ def test_a_variant_is_judged_beside_its_own_plain_decoding(tmp_path: Path) -> No
     models = Models(saved(tmp_path / "model", "llama", max_position_embeddings=1024), device="cpu")
     runner = runner_of(models, tmp_path, 6)
     rows = methods.table([methods.parse(f"lookup@8x3@typical@{v}") for v in ("plain", "int8")], [])
-    (group,) = runner.groups([tasks.load("demo/gsm8k", None, 1)], [1.0], [1], rows, 1)
+    group = Group(tasks.load("demo/gsm8k", None, 1), 1.0, 1, tuple(rows), 1)
     runner.open(rows)
     assert runner.run(group)
     ids = runner.ids(group.task, group.task.prompts[0], [])

@@ -83,11 +83,11 @@ def deviations(tiny: Tiny, drafter: Any, rule: str, law: Sampling, samples: int 
     engine = tiny.llm(drafter).engine(rule, FixedBudget(16, 3, shape))
     with torch.no_grad():
         cells = draws.exact_cells(engine.target.model, PROMPTS[0], law, samples)  # type: ignore[attr-defined]
-        counts = torch.zeros(len(cells.law), dtype=torch.float64)
+        counts = torch.zeros(len(cells.expected), dtype=torch.float64)
         for first in range(0, samples, 1000):
             for pair in draws.pairs(engine, PROMPTS[0], law, range(first, first + 1000)):
                 counts[cells.of(*pair)] += 1
-    return g_test(counts, cells.law)[1]
+    return g_test(counts, cells.expected)[1]
 
 
 @pytest.mark.usefixtures("quick")
@@ -315,9 +315,9 @@ def test_cells_hold_their_law(tiny: Tiny, law: Sampling, samples: int) -> None:
             for y in range(VOCAB):
                 cell = cells.of(x, y)
                 sums[cell] = sums.get(cell, 0.0) + float(first[x] * second[y])
-    assert 1 < len(cells.law) <= draws.CELLS
-    assert bool((cells.law * samples >= draws.LEAST - 1e-9).all())
-    assert [sums[i] for i in range(len(cells.law))] == pytest.approx(cells.law.tolist())
+    assert 1 < len(cells.expected) <= draws.CELLS
+    assert bool((cells.expected * samples >= draws.LEAST - 1e-9).all())
+    assert [sums[i] for i in range(len(cells.expected))] == pytest.approx(cells.expected.tolist())
 
 
 def test_refusals(tiny: Tiny) -> None:

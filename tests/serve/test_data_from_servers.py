@@ -138,7 +138,7 @@ def test_a_question_that_is_always_spoilt_is_left_out(served: Served, tmp_path: 
     with gateway(served.url, *["garbage"] * answering.SPOILT) as between:
         wish = Wish("demo", 8)
         found = answering.write([between.url], asked[:1], tmp_path / "a.jsonl", wish, 1)
-        assert found.refused == [f"{asked[0][0]}: {between.url}: answers something that is not JSON"]
+        assert found.refused == [f"{asked[0][0]}: {between.url}: answers with something that is not JSON"]
         assert answering.write([between.url], asked, tmp_path / "a.jsonl", wish, 1).answers == 2
 
 
@@ -149,10 +149,10 @@ def test_a_dead_server_leaves_the_work_to_the_others(
     asked, dead, said = list(questions([QUESTIONS]))[:8], f"http://127.0.0.1:{free_port()}", list[str]()
     found = answering.write([dead, served.url], asked, tmp_path / "a.jsonl", Wish("demo", 8), 2, say=said.append)
     assert (found.answers, found.refused) == (8, [])
-    assert set(said) <= {f"{dead} cannot be reached; it is asked no more"}
+    assert set(said) <= {f"{dead} cannot be reached; it gets no more requests"}
     with pytest.raises(answering.EndpointError, match=f"no server is left, {dead} cannot be reached"):
         answering.write([dead], asked, tmp_path / "b.jsonl", Wish("demo", 8), 2, say=said.append)
-    assert said[-1] == f"{dead} cannot be reached; it is asked no more"
+    assert said[-1] == f"{dead} cannot be reached; it gets no more requests"
 
 
 def test_text_without_token_ids_is_said(
@@ -162,7 +162,7 @@ def test_text_without_token_ids_is_said(
     with gateway(served.url, "bare", "bare") as between:
         assert main(call(between.url, out, "--max-new-tokens", "16", count=3)) == 0
     assert "3 answers written" in (said := capsys.readouterr().out)
-    assert "2 of them as text, to be tokenised anew, since a server gave no token ids" in said
+    assert "2 of them as text, to be tokenised, since a server gave no token ids" in said
     assert sum("token_ids" in row for row in lines(out).values()) == 1
     assert len(list(data.read([out], llm.tokenizer))) == 3
 
@@ -202,10 +202,10 @@ def test_bad_input_is_one_sentence(served: Served, tmp_path: Path, capsys: pytes
     numbered.write_text('{"id": 3}\n', encoding="utf-8")
     for args, words in (
         (call(dead, out), f"{dead} cannot be reached; start the server, or correct the address"),
-        (call("localhost", out), "localhost is no address"),
+        (call("localhost", out), "localhost is not an address"),
         (call(served.url, out, "--endpoint", dead), "cannot be reached"),
         ([*call(served.url, out), "llama"], f"{served.url} serves demo, not llama"),
-        (call(served.url, out, "--drafter", "lookup"), "with --endpoint the servers decide"),
+        (call(served.url, out, "--drafter", "lookup"), "--endpoint leaves these to the servers"),
         (call(served.url, out, "--concurrency", "0"), "concurrency must be at least 1"),
         (call(served.url, numbered), "was not written by this command"),
     ):
@@ -233,7 +233,7 @@ def test_ctrl_c_keeps_answers(
     assert len(lines(out)) in (1, 2)
     said = capsys.readouterr().err.splitlines()[-1]
     assert said.startswith(f"outrider: interrupted; {out} has ")
-    assert said.endswith("the same command goes on from there")
+    assert said.endswith("the same command resumes from there")
     assert main(call(served.url, out, *SMALL)) == 0
     assert sorted(lines(out)) == sorted(wanted(6))
 

@@ -20,7 +20,7 @@ from serve_world import Reader, Serve, Served, finishes
 
 from outrider.llm import LLM
 from outrider.serve import call, gate, guide, journal
-from outrider.serve.connection import Connection, room
+from outrider.serve.connection import Connection, capacity
 from outrider.serve.fleet import Choice
 from outrider.serve.job import End, Job, Watch
 from outrider.serve.protocol import StructuredOutputs
@@ -283,8 +283,8 @@ def closed(client: socket.socket) -> bool:
 
 def test_connections_leave_descriptors_to_the_rest() -> None:
     allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    assert room(Limits(connections=1 << 40)) < allowed - 32
-    assert room(Limits(connections=1)) == 1
+    assert capacity(Limits(connections=1 << 40)) < allowed - 32
+    assert capacity(Limits(connections=1)) == 1
 
 
 def test_a_client_that_takes_nothing_is_dropped(llm: LLM, loaded: Any, start: Serve) -> None:

@@ -134,8 +134,8 @@ def macro(cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    from outrider.bench import report
+    from outrider.bench import results
     from outrider.bench.document import Document
-    from outrider.bench.results import from_json
+    from outrider.schema import from_dict
 
-    print(*report.write(from_json(Document, made()), sys.argv[1]), sep="\n")
+    print(*results.write(from_dict(Document, made()), sys.argv[1]), sep="\n")

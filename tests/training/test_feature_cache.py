@@ -121,7 +121,7 @@ def test_another_process_may_write_into_the_folder(tmp_path: Path) -> None:
     (tmp_path / ".partial-other").symlink_to(tmp_path / "renamed")
     (tmp_path / "kept").write_bytes(bytes(100))
     mark = len('{"target": "target"}')
-    assert FeatureCache(tmp_path, (-1,), False, "target", limit=1000).room == 900 - mark
+    assert FeatureCache(tmp_path, (-1,), False, "target", limit=1000).free == 900 - mark
 
 
 @pytest.mark.skipif(library("bfloat16", "float32") is None, reason="native passes want a C compiler and AVX2")

@@ -166,7 +166,7 @@ def test_a_refusal_leaves_nothing_behind(model: HFTarget, tmp_path: Path, change
     with pytest.raises(InputError, match=words):
         run(model, tmp_path / "run", replace(RECIPE, **change))
     assert not (tmp_path / "run").exists()
-    with pytest.raises(InputError, match=r"1 document found.*cut into documents at blank lines"):
+    with pytest.raises(InputError, match=r"has 1 document, .*split at blank lines"):
         loop.train(model, documents(1), tmp_path / "run", RECIPE, quiet=True)
     assert not (tmp_path / "run").exists()
 
@@ -337,7 +337,7 @@ def test_which_trainings_can_begin_with_weights(model: HFTarget, method: str) ->
         ({"init": "nowhere"}, "nowhere"),
         ({"method": "eagle3", "options": {"taps": (0, 2, 3)}}, "holds a drafter 'eagle', and this training makes"),
         ({"options": {"draft_vocab": 20}}, "another draft_vocab than this training"),
-        ({"method": "mamba"}, "mamba cannot begin with a drafter's weights"),
+        ({"method": "mamba"}, "mamba cannot start from a drafter's weights"),
     ],
 )
 def test_weights_to_begin_with_that_do_not_fit_are_refused(

@@ -235,7 +235,7 @@ def test_bad_options() -> None:
         ({"loss": "l2"}, "kl, ce, tv, lk"),
         ({"anchors": 0}, "anchors"),
         ({"dpace": 1.5}, "between 0 and 1"),
-        ({"decay": 4.0}, "decay goes with dpace=0"),
+        ({"decay": 4.0}, "decay needs dpace=0"),
         ({"regress": -1.0}, "at least 0"),
         ({"taps": (1, 1)}, "distinct"),
     ):

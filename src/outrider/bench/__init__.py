@@ -1,13 +1,13 @@
-"""The measuring instrument: methods by tasks by temperatures by batch sizes, in turn, beside stock transformers.
+"""Benchmarks: methods by tasks by temperatures by batch sizes, interleaved, beside stock transformers.
 
-config      what is to be measured, as typed arguments; run: measures it and writes the report
+config      the arguments of a run
 tasks       prompts by name, from a folder, the hub or this package
-peers       the ways to decode that are compared, each behind `run(prompts, ask) -> Answer`
-runner      the grid, in turn, resumable
-checks      what makes a method's figures invalid
-metrics     samples -> figures with intervals
+peers       the ways to decode that are compared, each with `run(prompts, ask) -> Answer`
+runner      measures the grid; resumable
+checks      faults that make a method's figures invalid
+metrics     samples to figures with intervals
 document    the results as dataclasses: results.json
-report      results.json and report.html
+results     results.json and report.html
 compare     two runs side by side
 choose      recommend: the fastest drafter for a model on this machine
 """

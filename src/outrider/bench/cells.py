@@ -1,18 +1,18 @@
-"""Samples to cells: figures, what the texts prove, and means over tasks."""
+"""Samples to cells: figures, comparison of the texts, and means over tasks."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
 
 from . import checks, methods, metrics
-from .document import Cell, Document, Mean, RunInfo, TaskInfo, unique
+from .document import Cell, Document, Mean, RunInfo, TaskInfo, counted, unique
 from .metrics import Figure, Table
 from .runner import STOCK, Advance, Group, Runner
-from .types import OURS, Method, Sample, Task, text_of
+from .types import OURS, Method, Sample, weights_of
 
 FIGURES = ("speedup", "whole", "over_stock", "tau", "tokens_per_second")  # that have means
 
@@ -28,33 +28,35 @@ class Analysis:
 
     def cells(self, group: Group) -> Iterator[Cell]:
         """A cell for every method of a group, in its order."""
-        mine = group.own(self.runner.store.samples)
-        by = {m.name: [s for s in mine if s.method == m.name] for m in group.methods}
+        samples = group.own(self.runner.store.samples)
+        by_method = {m.name: [s for s in samples if s.method == m.name] for m in group.methods}
         plain = next((m.name for m in group.methods if m.plain), "")
-        bases = {"plain": by.get(plain, []), "stock": by.get(STOCK, [])}
+        bases = {"plain": by_method.get(plain, []), "stock": by_method.get(STOCK, [])}
         every = range(len(group.chunks))
         looping = {s.chunk for s in bases["plain"] if metrics.looping(s)}
         chunks = [c for c in every if self.keep_loops or c not in looping] or list(every)
         for method in group.methods:
-            cell, samples = identity(group, method), latest(by[method.name])
-            cell.loops = not self.keep_loops and len(looping) == len(every)
-            failed = self.runner.failures.get(cell.key)
-            table = Table.of(samples, chunks)
-            if failed:
-                cell.state, cell.reason = "failed", failed
+            mine = latest(by_method[method.name])
+            table = Table.of(mine, chunks)
+            cell = Cell(
+                group.task.name, group.temperature, group.batch, method.name, **asdict(method),
+                lossless=methods.lossless(method), loops=not self.keep_loops and len(looping) == len(every),
+            )  # fmt: skip
+            if failure := self.runner.failures.get(cell.key):
+                cell.state, cell.reason = "failed", failure
             elif not table.samples or not table.samples[0]:
-                cell.reason = "not measured yet"
+                cell.state, cell.reason = "partial", "not measured yet"
             else:
-                if len(samples) >= len(every) * group.repeats:
-                    cell.state, cell.reason = "done", ""
+                if len(mine) < len(every) * group.repeats:
+                    cell.state, cell.reason = "partial", "not all prompts yet"
                 cell.looping = sum(len(group.chunks[c]) for c in looping if c not in chunks)
                 self.measure(cell, table, bases)
-                same = plain_beside(method, group.methods)
-                self.check(cell, group, method, samples, latest(by.get(same.name, [])) if same else [])
+                base = plain_of(method, group.methods)
+                self.check(cell, group, method, mine, latest(by_method.get(base.name, [])) if base else [])
             yield cell
 
     def strike(self, cell: Cell, faults: set[str]) -> None:
-        """Make a cell invalid; it counts in no mean."""
+        """Make a cell invalid; no mean includes it."""
         cell.state, cell.reason, cell.faults = "invalid", min(faults), sorted(faults)
         self.figures.pop(cell.key, None)
 
@@ -79,7 +81,7 @@ class Analysis:
         mine = newest([s for s in samples if not s.faults])
         faults = {*checks.repeated(samples), *(f for s in samples for f in s.faults)}
         if method.plain:
-            faults |= self.own(group, method, mine)
+            faults |= self.check_plain(group, method, mine)
         elif group.temperature == 0 or (method.peer == OURS and method.rule == "coupled"):
             theirs = newest(plain)
             for chunk, sample in mine.items():
@@ -90,10 +92,10 @@ class Analysis:
         if faults:
             self.strike(cell, faults)
 
-    def own(self, group: Group, method: Method, first: dict[int, Sample]) -> set[str]:
-        """Plain decoding itself is compared with the stock model's own pass."""
+    def check_plain(self, group: Group, method: Method, samples: dict[int, Sample]) -> set[str]:
+        """Compare plain decoding itself with the stock model's forward."""
         llm = self.runner.models.llm(method.variant)
-        texts = [text for text in self.runner.texts(group, first) if text.new]
+        texts = [text for text in self.runner.texts(group, samples) if text.new]
         others = sum(checks.own(llm, text.ids, text.new, group.temperature, text.seed) for text in texts)
         rare = others * checks.RARE <= sum(len(text.new) for text in texts)
         return set() if rare else {"plain decoding wrote what the model's own pass does not choose"}
@@ -102,16 +104,16 @@ class Analysis:
         """Compare rows with plain decoding's, up to the first turn that differs (later ones have other prompts)."""
         if [len(t.tokens) for t in mine.turns] != [len(t.tokens) for t in plain.turns]:
             return
-        llm, parted = self.runner.models.llm(method.variant), set[str]()
+        llm, differing = self.runner.models.llm(method.variant), set[str]()
         for text in self.runner.texts(group, {mine.chunk: plain}):
-            name, wrote = text.prompt.id, mine.turns[text.turn].tokens[text.row]
-            if name not in parted and wrote != text.new:
-                parted.add(name)
+            prompt, wrote = text.prompt.id, mine.turns[text.turn].tokens[text.row]
+            if prompt not in differing and wrote != text.new:
+                differing.add(prompt)
                 cell.divergences.append(
-                    checks.divergence(llm, name, text.turn, text.ids, wrote, text.new, group.temperature, text.seed)
+                    checks.divergence(llm, prompt, text.turn, text.ids, wrote, text.new, group.temperature, text.seed)
                 )
         cell.compared += len(group.chunks[mine.chunk])
-        cell.same_text += len(group.chunks[mine.chunk]) - len(parted)
+        cell.same_text += len(group.chunks[mine.chunk]) - len(differing)
 
     def means(self, cells: Sequence[Cell]) -> list[Mean]:
         """Macro means of methods that are measured and valid on all tasks.
@@ -120,11 +122,10 @@ class Analysis:
         """
         means = []
         for setting in unique(c.setting for c in cells):
-            here = [c for c in cells if c.setting == setting]
-            calm = [c for c in here if not c.loops] or here
-            tasks = unique(c.task for c in calm)
-            for name in unique(c.method for c in calm):
-                mine = [c for c in calm if c.method == name and c.state == "done" and c.key in self.figures]
+            here = counted([c for c in cells if c.setting == setting])
+            tasks = unique(c.task for c in here)
+            for name in unique(c.method for c in here):
+                mine = [c for c in here if c.method == name and c.state == "done" and c.key in self.figures]
                 if len(mine) < len(tasks):
                     continue
                 mean = Mean(*setting, name, len(tasks))
@@ -143,25 +144,16 @@ def fill(row: Any, fields: dict[str, Any]) -> None:
 
 def rates(table: Table, bases: dict[str, list[Sample]]) -> dict[str, Figure]:
     """Tokens per second, and the speed-ups over plain decoding and over transformers if those were measured."""
-    figures = {"tokens_per_second": table.rate()}
-    for name, base, whole in (("speedup", "plain", False), ("whole", "plain", True), ("over_stock", "stock", False)):
-        faster = table.faster(bases[base], whole)
-        if faster is not None:
-            figures[name] = faster
-    return figures
+    ratios = {
+        "speedup": table.faster(bases["plain"]), "whole": table.faster(bases["plain"], prefill=True),
+        "over_stock": table.faster(bases["stock"]),
+    }  # fmt: skip
+    return {"tokens_per_second": table.rate(), **{name: figure for name, figure in ratios.items() if figure}}
 
 
-def identity(group: Group, method: Method) -> Cell:
-    """A cell that has not been measured."""
-    return Cell(
-        group.task.name, group.temperature, group.batch, method.name, method.label, method.spec, method.rule,
-        method.budget, method.variant, method.peer, methods.lossless(method), "partial", "not all prompts yet",
-    )  # fmt: skip
-
-
-def plain_beside(method: Method, rows: Sequence[Method]) -> Method | None:
-    """Plain decoding of the same weights, of the same variant if it was measured."""
-    plain = [m for m in rows if m.plain and text_of(m.variant) == text_of(method.variant)]
+def plain_of(method: Method, rows: Sequence[Method]) -> Method | None:
+    """Plain decoding with the same weights, of the same variant if it was measured."""
+    plain = [m for m in rows if m.plain and weights_of(m.variant) == weights_of(method.variant)]
     return next((m for m in plain if m.variant == method.variant), plain[0] if plain else None)
 
 
@@ -172,27 +164,20 @@ def latest(samples: Sequence[Sample]) -> list[Sample]:
 
 def newest(samples: Sequence[Sample]) -> dict[int, Sample]:
     """One sample for each batch of prompts: the first repeat of the last session."""
-    first: dict[int, Sample] = {}
-    for s in sorted(samples, key=lambda s: (-s.session, s.repeat)):
-        first.setdefault(s.chunk, s)
-    return dict(sorted(first.items()))
+    ordered = sorted(samples, key=lambda s: (s.chunk, s.session, -s.repeat))
+    return {s.chunk: s for s in ordered}
 
 
 def document(
     analysis: Analysis, groups: Sequence[Group], seconds: float, advance: Advance = lambda what: None
 ) -> Document:
-    """All figures of a run; `seconds` is what this session took. `advance` is called for each group."""
+    """All figures of a run. seconds: duration of this session. advance: called for each group."""
     cells: list[Cell] = []
     for group in groups:
         advance(f"{group.task.name}, T = {group.temperature:g}: checking the texts")
         cells += analysis.cells(group)
-    macro = analysis.means(cells)
     header = {k: v for k, v in analysis.runner.store.header.items() if k != "format"}
     target = analysis.runner.models.llm().target
     run = RunInfo(**header, seconds=round(seconds, 1), precision=target.arithmetic, exact=target.exact)
-    return Document(run, {g.task.name: about(g.task) for g in groups}, cells, macro)
-
-
-def about(task: Task) -> TaskInfo:
-    """What a document says of a task."""
-    return TaskInfo(len(task.prompts), task.kind, task.note, task.raw, task.cut)
+    tasks = {t.name: TaskInfo(len(t.prompts), t.kind, t.note, t.raw, t.cut) for t in (g.task for g in groups)}
+    return Document(run, tasks, cells, analysis.means(cells))

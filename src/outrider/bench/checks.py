@@ -1,38 +1,34 @@
-"""What makes a figure invalid. Every method is checked alike, our own too; a fault takes its cell out of the tables.
+"""Faults that make a cell invalid. Every method is checked alike, our own too.
 
-answer      texts for all prompts, nothing after the end of a text, no token too many or too few, consistent claims
-repeated    a time that was reported before
+answer      texts for all prompts, nothing after the end of a text, the right number of tokens, consistent times
+repeated    no time occurs twice
 divergence  at T = 0, and under `coupled` at any T, a text must be plain decoding's, token for token
-own         plain decoding must write what the stock model's own pass chooses
+own         plain decoding must choose what the stock model's forward chooses
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from importlib.util import find_spec
-from inspect import signature
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..core.protocols import Target
-from ..core.tree import chain
 from ..proofs.divergence import Divergence, first_difference
+from ..proofs.logits import perturbed
 from .types import Answer, Ask, Sample
 
 if TYPE_CHECKING:
     from ..llm import LLM
 
-SLACK = 1.02  # the clocks of a method and of the runner may differ by this factor, and by a millisecond
-TIE = {"float64": 1e-9, "float32": 1e-3, "bfloat16": 0.5, "float16": 0.1}  # margins that rounding may reverse
-RARE = 1000  # one token in so many may have a larger margin: bfloat16 rounds a few by a whole logit
+SLACK = 1.02  # factor by which the clocks of a method and of the runner may differ, besides a millisecond
+TIE = {"float64": 1e-9, "float32": 1e-3, "bfloat16": 0.5, "float16": 0.1}  # logit margins that rounding may reverse
+RARE = 1000  # one token in 1000 may have a larger margin: bfloat16 rounds a few by a full logit
 
 
 def answer(given: Answer, ask: Ask, rows: int, vocab: int, remaining: Sequence[int], seconds: float) -> list[str]:
-    """What is wrong with one answer.
+    """The faults of one answer.
 
-    remaining: the tokens that fit into the context behind each prompt. seconds: the call's time by our clock.
+    remaining: number of tokens that fit into the context after each prompt. seconds: the call's time by our clock.
     """
     if len(given.tokens) != rows:
         return [f"answered {len(given.tokens)} of {rows} prompts"]
@@ -45,7 +41,7 @@ def answer(given: Answer, ask: Ask, rows: int, vocab: int, remaining: Sequence[i
         if ends and ends[0] < len(tokens) - 1:
             faults.append("returned tokens after the end of the text")
         elif len(tokens) > limit:
-            faults.append(f"returned {len(tokens)} tokens where {limit} were asked for")
+            faults.append(f"returned {len(tokens)} tokens where the limit is {limit}")
         elif len(tokens) < limit and not ends:
             faults.append(f"stopped after {len(tokens)} of {limit} tokens without an end of the text")
     for usage, tokens in zip(given.usages, given.tokens, strict=False):
@@ -69,80 +65,17 @@ def divergence(
     llm: LLM, prompt: str, turn: int, ids: Sequence[int], mine: Sequence[int], plain: Sequence[int],
     temperature: float, seed: int,
 ) -> Divergence:  # fmt: skip
-    """Where two texts after the same prompt part."""
+    """The first difference of two texts after the same prompt."""
     at = first_difference(mine, plain)
     a, b = (t[at] if at < len(t) else None for t in (mine, plain))
-    margin = math.inf
+    margin = None
     if a is not None and b is not None and all(0 <= token < llm.target.vocab for token in (a, b)):
         scores = perturbed(llm, ids, plain[: at + 1], temperature, seed)[-1]
         margin = float(scores[b] - scores[a])
-    return Divergence(prompt, at, margin, margin <= tie(llm), turn, a, b)
+    return Divergence(prompt, at, margin, margin is not None and margin <= TIE[llm.target.precision], turn, a, b)
 
 
 def own(llm: LLM, ids: Sequence[int], new: Sequence[int], temperature: float, seed: int) -> int:
-    """Tokens of a plain text where the stock pass prefers another one by more than rounding explains."""
+    """The number of tokens of a plain text where the stock forward prefers another by more than rounding explains."""
     scores = perturbed(llm, ids, new, temperature, seed)
-    return int((scores.max(1) - scores[np.arange(len(new)), list(new)] > tie(llm)).sum())
-
-
-def tie(llm: LLM) -> float:
-    """The margins that rounding may reverse."""
-    return TIE[llm.target.precision]
-
-
-def seq2seq(llm: LLM) -> bool:
-    """Whether the target is an encoder-decoder."""
-    return llm.target.separate
-
-
-def perturbed(llm: LLM, ids: Sequence[int], new: Sequence[int], temperature: float, seed: int) -> np.ndarray:
-    """[new, v]: what plain decoding takes the largest of: logits, with the Gumbel noise of their positions at T > 0."""
-    scores = logits(llm, ids, new)
-    if temperature > 0:
-        from ..core.noise import GumbelNoise
-
-        first = 1 if seq2seq(llm) else len(ids)
-        noise = GumbelNoise(llm.target.vocab).at([seed] * len(new), range(first, first + len(new)))
-        scores = scores + temperature * np.asarray(noise, dtype=np.float64)
-    return scores
-
-
-def logits(llm: LLM, ids: Sequence[int], new: Sequence[int]) -> np.ndarray:
-    """[new, v], float64: the logits of each new token, by the stock model's own pass over prompt and text.
-
-    A target whose own passes are not the stock model's (quantised weights) makes them itself, and so does one that has
-    no stock model here.
-    """
-    if find_spec("torch") is None or llm.target.integers or (model := llm.target.model) is None:
-        return own_logits(llm.target, ids, new)
-    import torch
-
-    written = list(new[:-1])
-    with torch.no_grad():
-        if seq2seq(llm):
-            decoder = torch.tensor([[model.config.decoder_start_token_id, *written]], device=model.device)
-            inputs = torch.tensor([list(ids)], device=model.device)
-            found = model(input_ids=inputs, decoder_input_ids=decoder).logits[0]
-        else:
-            text = torch.tensor([[*ids, *written]], device=model.device)
-            some = {"logits_to_keep": len(new)} if "logits_to_keep" in signature(model.forward).parameters else {}
-            found = model(text, **some).logits[0, -len(new) :]
-    return np.asarray(found.double().cpu().numpy())
-
-
-def own_logits(target: Target, ids: Sequence[int], new: Sequence[int]) -> np.ndarray:
-    """The same by the target's own passes: the prompt, then the text as one chain."""
-    session, written = target.open(len(ids) + len(new) + 1), list(new[:-1])
-    with target.turn():
-        for chunk in session.prefill([list(ids)]):
-            found = [host(chunk.output.logits)[0, -1:]]
-        if written:
-            found.append(host(session.forward(chain([written])).logits)[0])
-    return np.concatenate(found)
-
-
-def host(logits: Any) -> np.ndarray:
-    """Logits, an array or a tensor of another device, as a float64 array."""
-    if isinstance(logits, np.ndarray):
-        return logits.astype(np.float64)
-    return np.asarray(logits.double().cpu().numpy())
+    return int((scores.max(1) - scores[np.arange(len(new)), list(new)] > TIE[llm.target.precision]).sum())

@@ -1,9 +1,9 @@
-"""`recommend`: the fastest drafter for a model on this machine, by measuring those that fit it.
+"""`recommend`: the fastest drafter for a model on this machine.
 
-First every candidate answers two prompts, the most promising first, in at most half of the time. Then the three fastest
-take turns with plain decoding on the same prompts, then on twice as many, and so on; those whose interval lies below
-the best one's drop out. It ends when one is clear of all others and of plain decoding, when there are no more prompts,
-or when the time is up. Answers are shorter if the model is too slow for the time.
+First every candidate answers two prompts, the most promising first, within half of the time. Then the three fastest
+alternate with plain decoding on the same prompts, then on twice as many, and so on; those whose interval lies below
+the best one's are dropped. It ends when one is clear of all others and of plain decoding, when there are no more
+prompts, or when the time is over. Answers are shorter if the model is too slow for the time.
 """
 
 from __future__ import annotations
@@ -14,14 +14,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from time import monotonic
 
+from ..machine import environment
 from ..names import BEST, find
 from ..params import InputError
-from .cells import Analysis, document
+from .cells import Analysis
 from .config import Config
 from .document import Cell, Estimate
-from .machine import here
-from .metrics import seconds
-from .metrics import tokens as tokens_of
+from .metrics import speed
 from .models import Models
 from .runner import WARM, Group, Runner, fitting
 from .store import Store
@@ -30,7 +29,7 @@ from .types import PLAIN, Method, Prompt, Task
 
 FIRST = 2  # prompts that every candidate answers
 FAR = 0.6  # of the fastest one's speed: a slower candidate answers one prompt only
-FINALISTS = 3  # that go on to more prompts
+FINALISTS = 3  # candidates that go on to more prompts
 SURVEY = 0.5  # share of the time for the first prompts of all candidates
 USED = 0.9  # share of the time in which answers may begin; the rest is for the last answer and the figures
 UNTRAINED = ("lookup", "suffix", "lookahead", "suffix + lookup")
@@ -44,16 +43,21 @@ class Candidate:
 
     drafter: str  # its SPEC; a mix is joined by " + "
     budget: str
-    prompts: int  # that it answered
+    prompts: int  # answered
     speedup: Estimate | None = None  # over plain decoding
     tokens_per_second: Estimate | None = None
     tau: Estimate | None = None
     note: str = ""  # why it has no figures
 
+    @property
+    def title(self) -> str:
+        """The drafter with its budget."""
+        return self.drafter if self.budget == "auto" else f"{self.drafter} with budget {self.budget}"
+
 
 @dataclass(frozen=True)
 class Recommendation:
-    """The answer; `best` is None if plain decoding is the fastest."""
+    """The result; `best` is None if plain decoding is the fastest."""
 
     model: str
     best: Candidate | None
@@ -61,7 +65,7 @@ class Recommendation:
     candidates: tuple[Candidate, ...]  # the fastest first
     plain: Candidate
     seconds: float
-    command: str  # how to decode so from the shell
+    command: str  # to decode so from the shell
     python: str  # and from Python
     sentence: str
 
@@ -74,11 +78,11 @@ def recommend(
     """Measure the drafters that fit a model against plain decoding, on this machine.
 
     model: a name, folder or hub id, as `outrider.load` takes it.
-    prompts: texts, or lists of messages; none: held-out prompts for the demo, else a small set that ships.
-    minutes: how long to measure at most, once the model is loaded.
+    prompts: texts, or lists of messages; none: held-out prompts for the demo, else the package's sample.
+    minutes: time limit, from when the model is loaded.
     drafters: further SPECs to try, such as eagle:DIR.
     tokens: of each answer; fewer if the model is slow.
-    say: called with what is done next and the seconds left at most (None while the model is loaded).
+    say: called before each step with its description and the seconds left (None while the model is loaded).
 
     Raises InputError for a model or a drafter that cannot be loaded, and if no prompt fits.
     """
@@ -91,12 +95,12 @@ def recommend(
     say(f"loading {name}", None)
     models.llm()
     with tempfile.TemporaryDirectory(prefix="outrider-") as folder:
-        store = Store.open(Path(folder), {"target": name, "arguments": {}, **here()})
+        store = Store.open(Path(folder), {"target": name, "arguments": {}, **environment()})
         store.begin()
         runner = Runner(models, store, tokens)
         task = fitting(task_of(name, prompts), runner)
-        say("loading the drafters that were named", None)
-        runner.open([Method(spec) for spec in drafters])  # what the user names must load
+        say("loading the drafters", None)
+        runner.open([Method(spec) for spec in drafters])  # those of the user must load
         began = monotonic()
         cells, lost = measure(runner, task, [Method(PLAIN), *candidates(name, drafters)], minutes, say)
     return conclude(name, cells, lost, monotonic() - began)
@@ -116,13 +120,13 @@ def task_of(model: str, prompts: Sequence[object]) -> Task:
     return Task("prompts", tuple(Prompt(str(i), t) for i, t in enumerate(turns)), raw=raw)
 
 
-def candidates(model: str, named: Sequence[str]) -> list[Method]:
-    """What to try, in order: named drafters, the model's best, lookup, others that ship, untrained ones."""
+def candidates(model: str, drafters: Sequence[str]) -> list[Method]:
+    """What to try, in order: the user's drafters, the model's best, lookup, others that ship, untrained ones."""
     shipped = [*BEST.get(model, ())]
     if model == "demo":
         shipped += ["eagle:demo/hass?tree=chain", "model:demo"]
     first, *untrained = UNTRAINED
-    return [Method(spec) for spec in dict.fromkeys((*named, find(model).drafter, first, *shipped, *untrained))]
+    return [Method(spec) for spec in dict.fromkeys((*drafters, find(model).drafter, first, *shipped, *untrained))]
 
 
 def first_prompts(task: Task, count: int, rows: Sequence[Method]) -> Group:
@@ -132,41 +136,39 @@ def first_prompts(task: Task, count: int, rows: Sequence[Method]) -> Group:
 
 def figures(runner: Runner, group: Group) -> dict[str, Cell]:
     """The cells of a group by method, from the samples so far."""
-    return {cell.method: cell for cell in document(Analysis(runner, keep_loops=True), [group], 0.0).cells}
+    return {cell.method: cell for cell in Analysis(runner, keep_loops=True).cells(group)}
 
 
 def rate(runner: Runner, row: Method) -> float:
     """Decoded tokens per second on the first prompts; 0 without an answer."""
-    mine = [s for s in runner.store.samples if s.method == row.name and s.chunk < FIRST]
-    spent = sum(map(seconds, mine))
-    return sum(map(tokens_of, mine)) / spent if spent else 0.0
+    samples = [s for s in runner.store.samples if s.method == row.name and s.chunk < FIRST]
+    return speed(samples).value if samples else 0.0
 
 
 def measure(
     runner: Runner, task: Task, rows: Sequence[Method], minutes: float, say: Say
 ) -> tuple[dict[str, Cell], list[Candidate]]:
-    """Figures by method, and what could not be tried, within `minutes`; plain decoding is the first row."""
+    """Cells by method within `minutes`, and candidates that were not measured; the first row is plain decoding."""
     began = monotonic()
     runner.deadline = began + USED * 60 * minutes
     plain, *others = rows
     runner.open([plain])
     say("plain decoding", runner.deadline - monotonic())
     shorten(runner, task, plain, len(others))
-    tried, _ = survey(runner, task, [plain], runner.deadline, say)
+    measured, _ = survey(runner, task, [plain], runner.deadline, say)
     fit, lost = survey(runner, task, others, began + SURVEY * 60 * minutes, say)
-    last = sorted(fit, key=lambda m: -rate(runner, m))[:FINALISTS]
-    if last and last[0].spec not in UNTRAINED:  # a fixed budget may be better
-        more, _ = survey(runner, task, [replace(last[0], budget=b) for b in BUDGETS], runner.deadline, say)
-        fit += more
-        last = sorted([*last, *more], key=lambda m: -rate(runner, m))[:FINALISTS]
+    fit.sort(key=lambda m: -rate(runner, m))
+    if fit and fit[0].spec not in UNTRAINED:  # a fixed budget may be better
+        fit += survey(runner, task, [replace(fit[0], budget=b) for b in BUDGETS], runner.deadline, say)[0]
+        fit.sort(key=lambda m: -rate(runner, m))
     cells = figures(runner, first_prompts(task, FIRST, [plain, *fit]))
-    if tried and last:
-        cells |= narrow(runner, task, [plain, *last], say)
+    if measured and fit:
+        cells |= narrow(runner, task, [plain, *fit[:FINALISTS]], say)
     return cells, lost
 
 
 def shorten(runner: Runner, task: Task, plain: Method, rows: int) -> None:
-    """Make the answers as short as the time requires, by the speed of plain decoding: at least 16 tokens."""
+    """Limit the answers' tokens to what the time allows at the speed of plain decoding, but to no less than 16."""
     group = first_prompts(task, 1, [plain])
     runner.warm(group, plain)
     began = monotonic()
@@ -184,33 +186,36 @@ def survey(
     Returns those that have figures, and the others with the reason. A method that is far behind the fastest after the
     first prompt gets no second one.
     """
-    tried, lost = list[Method](), list[Candidate]()
+    measured, lost = list[Method](), list[Candidate]()
     for number, row in enumerate(rows, 1):
         say(f"{row.name} ({number} of {len(rows)})", runner.deadline - monotonic())
-        reason = "there was no time to try it; give more --minutes" if monotonic() > end else ""
-        if not reason:
-            try:
-                runner.open([row])
-            except InputError as error:
-                reason = str(error)
-        if not reason:
-            runner.run(first_prompts(task, 1, [row]))
-            fastest = max((rate(runner, m) for m in tried), default=0.0)
-            if rate(runner, row) >= FAR * fastest:
-                runner.run(first_prompts(task, FIRST, [row]))
-            failed = [why for (*_, name), why in runner.failures.items() if name == row.name]
-            reason = "" if rate(runner, row) else [*failed, "the time was up before its first answer"][0]
-        if reason:
+        fastest = max((rate(runner, m) for m in measured), default=0.0)
+        if reason := attempt(runner, task, row, end, fastest):
             lost.append(Candidate(row.spec, row.budget, 0, note=reason))
         else:
-            tried.append(row)
-    return tried, lost
+            measured.append(row)
+    return measured, lost
+
+
+def attempt(runner: Runner, task: Task, row: Method, end: float, fastest: float) -> str:
+    """Measure a method on the first prompts; returns why it has no figures, or ""."""
+    if monotonic() > end:
+        return "there was no time to try it; give more --minutes"
+    try:
+        runner.open([row])
+    except InputError as error:
+        return str(error)
+    runner.run(first_prompts(task, 1, [row]))
+    if rate(runner, row) >= FAR * fastest:
+        runner.run(first_prompts(task, FIRST, [row]))
+    failures = [why for (*_, name), why in runner.failures.items() if name == row.name]
+    return "" if rate(runner, row) else [*failures, "the time was over before its first answer"][0]
 
 
 def narrow(runner: Runner, task: Task, rows: Sequence[Method], say: Say) -> dict[str, Cell]:
-    """Measure methods in turn on more and more prompts, until one is clear of the others or the time is up.
+    """Measure methods, interleaved, on more and more prompts, until one is clear of the others or the time is over.
 
-    Returns the last figures of every method.
+    Returns the last cell of every method.
     """
     cells, count, alive = dict[str, Cell](), min(FIRST, len(task.prompts)), list(rows)
     while True:
@@ -222,7 +227,7 @@ def narrow(runner: Runner, task: Task, rows: Sequence[Method], say: Say) -> dict
         complete = runner.run(group, advance)
         cells |= figures(runner, group)
         alive = [m for m in alive if m.plain or not behind(cells[m.name], cells.values())]
-        if not complete or count >= len(task.prompts) or parted([cells[m.name] for m in alive]):
+        if not complete or count >= len(task.prompts) or decided([cells[m.name] for m in alive]):
             return cells
         count = min(2 * count, len(task.prompts))
 
@@ -235,27 +240,26 @@ def behind(cell: Cell, others: Iterable[Cell]) -> bool:
     return cell.speedup.ends[1] < best and cell.speedup.low is not None
 
 
-def parted(alive: Sequence[Cell]) -> bool:
+def decided(alive: Sequence[Cell]) -> bool:
     """Whether plain decoding alone is left, or one more that is clear of it."""
     others = [c for c in alive if not c.plain]
     return not others or (len(others) == 1 and bool(others[0].speedup and others[0].speedup.clear_of(1.0)))
 
 
 def conclude(model: str, cells: dict[str, Cell], lost: Sequence[Candidate], spent: float) -> Recommendation:
-    """The answer: plain decoding, unless a drafter's interval lies above it. spent: seconds of measuring."""
-    ranked = sorted(
-        (candidate(c) for c in cells.values() if not c.plain), key=lambda c: -(c.speedup.value if c.speedup else 0.0)
-    )
+    """The recommendation: plain decoding, unless a drafter's interval lies above it. spent: seconds of measuring."""
     plain = next(candidate(c) for c in cells.values() if c.plain)
+    ranked = [candidate(c) for c in cells.values() if not c.plain]
+    ranked.sort(key=lambda c: -(c.speedup.value if c.speedup else 0.0))
     first = next((c for c in ranked if c.speedup and c.speedup.value > 1), None)
     best = first if first and first.speedup and first.speedup.clear_of(1.0) else None
     rest = [c.speedup.ends[1] for c in ranked if c is not best and c.speedup]
     sure = bool(best and best.speedup and all(best.speedup.ends[0] > end for end in rest))
-    spec = best.drafter.split(" + ") if best else ["none"]
+    specs = best.drafter.split(" + ") if best else ["none"]
     budget = best.budget if best and best.budget != "auto" else ""
-    flags = " ".join(f"--drafter '{s}'" if "?" in s else f"--drafter {s}" for s in spec)
+    flags = " ".join(f"--drafter '{s}'" if "?" in s else f"--drafter {s}" for s in specs)
     flags += f" --budget {budget}" * bool(budget)
-    python = f'"{model}", {spec if len(spec) > 1 else spec[0]!r}' + f", budget={budget!r}" * bool(budget)
+    python = f'"{model}", {specs if len(specs) > 1 else specs[0]!r}' + f", budget={budget!r}" * bool(budget)
     return Recommendation(
         model, best, sure, (*ranked, *lost), plain, round(spent, 1),
         f'outrider generate {model} "..." {flags}', f"outrider.load({python})",
@@ -264,22 +268,17 @@ def conclude(model: str, cells: dict[str, Cell], lost: Sequence[Candidate], spen
 
 
 def sentence(model: str, first: Candidate | None, best: Candidate | None, sure: bool, plain: Candidate) -> str:
-    """The answer in words."""
+    """The recommendation in words."""
     rate = f"{plain.tokens_per_second.value:.0f} tokens/s" if plain.tokens_per_second else ""
     if not rate or (first is None and not plain.speedup):
         return f"The time was too short to measure {model}; give more --minutes."
     if best is None or best.speedup is None:
-        near = f"; the best of them, {titled(first)}, is at {first.speedup.text()}" if first and first.speedup else ""
+        near = f"; the best of them, {first.title}, is at {first.speedup.text()}" if first and first.speedup else ""
         why = f"no drafter is faster beyond chance{near}"
         return f"Plain decoding ({rate}) is the fastest for {model} on this machine: {why}."
-    close = "" if sure else "; others are as good within the intervals"
     fast = f"{best.speedup.text()} times as fast as plain decoding ({rate})"
-    return f"{titled(best)} is the fastest for {model} on this machine: {fast}{close}."
-
-
-def titled(c: Candidate) -> str:
-    """The drafter with its budget."""
-    return c.drafter if c.budget == "auto" else f"{c.drafter} with budget {c.budget}"
+    close = "" if sure else "; others are as good within the intervals"
+    return f"{best.title} is the fastest for {model} on this machine: {fast}{close}."
 
 
 def candidate(cell: Cell) -> Candidate:
@@ -287,5 +286,5 @@ def candidate(cell: Cell) -> Candidate:
     speedup = cell.speedup if cell.result else None
     note = "" if cell.state == "done" else cell.reason
     if speedup is None and not cell.plain:
-        note = note or "the time was up before it could be compared with plain decoding"
+        note = note or "the time was over before it could be compared with plain decoding"
     return Candidate(cell.spec, cell.budget, cell.prompts, speedup, cell.tokens_per_second, cell.tau, note)

@@ -1,4 +1,4 @@
-"""What is to be measured: the arguments of `outrider.bench.run`, checked without torch."""
+"""The arguments of `outrider.bench.run`, checked without torch."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class Config:
 
     model: str | None = None
     drafters: tuple[str, ...] = ()  # see `methods.parse`; empty: lookup, and the model's own drafter if one ships
-    tasks: tuple[str, ...] = ()  # names, groups, JSONL files; empty: the demo's own tasks, or sample
+    tasks: tuple[str, ...] = ()  # names, groups, JSONL files; empty: the demo's own tasks, else sample
     temperatures: tuple[float, ...] = (0.0,)
     batch_sizes: tuple[int, ...] = (1,)
     peers: tuple[str, ...] = ("transformers",)
-    tokens: int = 128  # new tokens of every turn, at most
-    limit: int | None = None  # prompts of each task, at most
+    tokens: int = 128  # at most, for every turn
+    limit: int | None = None  # at most N prompts of each task
     repeats: int = 1
     seed: int = 0
     threads: int | None = None  # None: torch's default
@@ -35,19 +35,19 @@ class Config:
     device: str = "auto"
     compile: bool = True
     trust_remote_code: bool = False
-    data: str | None = None  # the folder of the tasks' files
-    keep_loops: bool = False  # count prompts whose plain text repeats itself
+    data: str | None = None  # folder of the published tasks' files
+    keep_loops: bool = False  # keep prompts whose plain text repeats itself
     max_minutes: float | None = None
     out: Path = Path("runs/bench")
 
     def named(self: C) -> C:
-        """With the default model, drafters and tasks filled in."""
+        """The same with defaults filled in: model, drafters and tasks."""
         from ..names import find
 
-        place = find(self.model)
-        drafters = self.drafters or tuple(dict.fromkeys(("lookup", place.drafter)))
-        tasks = self.tasks or (("demo",) if place.name == "demo" else ("sample",))
-        return replace(self, model=place.name, drafters=drafters, tasks=tasks)
+        model = find(self.model)
+        drafters = self.drafters or tuple(dict.fromkeys(("lookup", model.drafter)))
+        tasks = self.tasks or (("demo",) if model.name == "demo" else ("sample",))
+        return replace(self, model=model.name, drafters=drafters, tasks=tasks)
 
     def rows(self) -> list[Method]:
         """The methods; plain decoding first."""
@@ -55,11 +55,10 @@ class Config:
 
     def arguments(self) -> dict[str, Any]:
         """As JSON, for run.json."""
-        fields = {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
-        return {**fields, "out": str(self.out)}
+        return {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()} | {"out": str(self.out)}
 
     def check(self) -> None:
-        """Raise InputError for what is wrong whatever the model is."""
+        """Raise InputError for values that no model accepts."""
         counts = {"--max-new-tokens": self.tokens, "--repeats": self.repeats, "--batch-size": min(self.batch_sizes)}
         for name, count in {**counts, "--limit": self.limit, "threads": self.threads}.items():
             if count is not None and count < 1:

@@ -1,7 +1,7 @@
 """The results of a run as dataclasses: the contents of results.json.
 
-Only the cells of `Document.results` are results. A failed cell has no figures; an invalid one keeps them in
-results.json alone: no table, plot, mean or headline shows them.
+Only the cells of `Document.results` are results. A failed cell has no figures; those of an invalid one stand in
+results.json but in no table, plot, mean or headline.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from ..proofs.divergence import Divergence
-from .types import OURS, PLAIN, VERSION, weights_of
+from .types import OURS, PLAIN, VERSION
 
 State = Literal["done", "partial", "invalid", "failed"]
 T = TypeVar("T")
 
 
 class Estimate(NamedTuple):
-    """A figure and its 95% interval. `low` and `high` are None where it rests on a single prompt."""
+    """A figure and its 95% interval; `low` and `high` are None for a single prompt."""
 
     value: float
     low: float | None = None
@@ -42,7 +42,7 @@ class Estimate(NamedTuple):
 
 @dataclass(frozen=True)
 class Depth:
-    """Acceptance at one depth of the draft tree, given that all depths before were accepted."""
+    """Acceptance at one depth of the draft tree, given acceptance at all depths before."""
 
     depth: int
     tested: int
@@ -52,7 +52,7 @@ class Depth:
 
 @dataclass(frozen=True)
 class RoundTime:
-    """Milliseconds of a round."""
+    """Milliseconds per round."""
 
     draft: float
     verify: float
@@ -77,7 +77,7 @@ class Cell:
     state: State = "done"
     reason: str = ""
     faults: list[str] = field(default_factory=list)
-    loops: bool = False  # every plain text of this task repeats itself, so none could be left out
+    loops: bool = False  # every plain text of this task repeats itself, so none was left out
     prompts: int = 0
     repeats: int = 0
     new_tokens: int = 0
@@ -85,14 +85,14 @@ class Cell:
     looping: int = 0  # prompts left out because their plain text repeats itself
     tokens_per_second: Estimate | None = None  # of decoding
     speedup: Estimate | None = None  # over plain decoding
-    whole: Estimate | None = None  # the same with the prompts' passes included
+    whole: Estimate | None = None  # the same with prefill included
     over_stock: Estimate | None = None  # over transformers' generate
-    tau: Estimate | None = None  # tokens a round, the target's own included
+    tau: Estimate | None = None  # tokens per round, the target's own included
     alpha: Estimate | None = None  # accepted / tested
     depths: list[Depth] = field(default_factory=list)
     prefill_ms: Estimate | None = None
     round_ms: RoundTime | None = None
-    nodes: float | None = None  # of a round's tree, with the root
+    nodes: float | None = None  # per round, with the root
     same_text: int = 0
     compared: int = 0
     divergences: list[Divergence] = field(default_factory=list)
@@ -115,15 +115,10 @@ class Cell:
     def result(self) -> bool:
         return self.state in ("done", "partial")
 
-    @property
-    def target(self) -> str:
-        """Which weights decoded: quantised ones are another target than the full one."""
-        return weights_of(self.variant)
-
 
 @dataclass
 class Mean:
-    """A method's macro means over tasks, which weigh alike, at one temperature and batch size."""
+    """A method's macro means over tasks (equal weights) at one temperature and batch size."""
 
     temperature: float
     batch: int
@@ -142,7 +137,7 @@ class Mean:
 
 @dataclass
 class TaskInfo:
-    """What is shown of a task beside its figures."""
+    """A task's description in a report."""
 
     prompts: int
     kind: str = ""
@@ -162,7 +157,7 @@ class RunInfo:
     arguments: dict[str, Any] = field(default_factory=dict)
     methods: dict[str, Any] = field(default_factory=dict)
     precision: str = ""  # the dtype of the target's computations
-    exact: str = ""  # "bits" or "rounding": how texts with drafts equal plain ones
+    exact: str = ""  # "bits" or "rounding": how far texts with drafts equal plain decoding's
     machine: dict[str, Any] = field(default_factory=dict)
     versions: dict[str, Any] = field(default_factory=dict)
 
@@ -183,7 +178,7 @@ class Document:
 
     @property
     def means(self) -> list[Mean]:
-        """The macro means of methods that are invalid on no task of that setting."""
+        """The macro means of methods that are valid on all tasks of the setting."""
         invalid = {(c.setting, c.method) for c in self.cells if c.state == "invalid"}
         return [m for m in self.macro if (m.setting, m.method) not in invalid]
 
@@ -194,11 +189,13 @@ class Document:
 
     @property
     def methods(self) -> dict[str, Cell]:
-        """For each method a cell, which has its spec, rule, budget, variant and peer."""
-        first: dict[str, Cell] = {}
-        for cell in self.cells:
-            first.setdefault(cell.method, cell)
-        return first
+        """For each method one cell, with its spec, rule, budget, variant and peer."""
+        return {c.method: c for c in self.cells}
+
+
+def counted(cells: Sequence[Cell]) -> list[Cell]:
+    """The cells that means include: those with a plain text that does not repeat itself, or all if there is none."""
+    return [c for c in cells if not c.loops] or list(cells)
 
 
 def unique(values: Iterable[T]) -> list[T]:
@@ -206,7 +203,7 @@ def unique(values: Iterable[T]) -> list[T]:
     return list(dict.fromkeys(values))
 
 
-def said(setting: tuple[float, int]) -> str:
+def setting_text(setting: Sequence[float]) -> str:
     """A setting in words."""
     return f"temperature {setting[0]:g}, batch size {setting[1]}"
 

@@ -1,4 +1,4 @@
-"""The instrument: `run(config)` measures a grid and writes the report."""
+"""`run(config)` measures a grid and writes the report."""
 
 from __future__ import annotations
 
@@ -6,23 +6,20 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import product
 from time import monotonic
-from typing import TYPE_CHECKING
 
-from ..machine import threads, use_threads
+from ..machine import environment, threads, use_threads
 from ..params import Interrupted
-from . import report
-from .machine import here
+from . import methods, results
+from .cells import Analysis, document
+from .config import Config
+from .document import Document
 from .models import Models
 from .runner import Advance, Group, Runner, fitting
 from .store import Store
 from .tasks import expand, load
-
-if TYPE_CHECKING:
-    from .cells import Analysis
-    from .config import Config
-    from .document import Document
-    from .types import Peer
+from .types import Peer
 
 
 @dataclass
@@ -33,7 +30,7 @@ class Grid:
     runner: Runner
     groups: list[Group]
     began: float
-    complete: bool = False  # once measured: nothing is missing
+    complete: bool = False  # set by `measure`
 
     @classmethod
     def open(cls, config: Config, models: Models | None = None, peers: Mapping[str, Peer] | None = None) -> Grid:
@@ -42,69 +39,72 @@ class Grid:
         began = monotonic()
         if config.threads:
             use_threads(config.threads)
-        rows = config.named().rows()
-        models = models or Models.of(config.named())
-        models.llm()  # now: what it imports says how many threads and devices there are
-        config = replace(config.named(), threads=threads())
-        named = {m.name: [m.peer, m.spec, m.rule, m.budget, m.variant] for m in rows}
-        header = {"target": models.target, "arguments": config.arguments(), "methods": named, **here()}
+        config = config.named()
+        rows = config.rows()
+        models = models or Models.of(config)
+        models.llm()  # imports what determines the number of threads and the devices
+        config = replace(config, threads=threads())
+        meanings = {m.name: [m.peer, m.spec, m.rule, m.budget, m.variant] for m in rows}
+        header = {"target": models.target, "arguments": config.arguments(), "methods": meanings, **environment()}
         store = Store.open(config.out, header)
-        labelled = {m.name: peers[m.label] for m in rows if peers and m.label in peers}
-        runner = Runner(models, store, config.tokens, config.seed, peers=labelled)
+        given = {m.name: peers[m.label] for m in rows if peers and m.label in peers}
+        runner = Runner(models, store, config.tokens, config.seed, peers=given)
         if config.max_minutes:
             runner.deadline = began + 60 * config.max_minutes
         tasks = [fitting(load(name, config.data, config.limit), runner) for name in expand(config.tasks)]
         runner.open(rows)
         store.begin()
-        groups = runner.groups(tasks, config.temperatures, config.batch_sizes, rows, config.repeats)
+        groups = [
+            Group(task, temperature, batch, methods.at(temperature, rows), config.repeats)
+            for task, temperature, batch in product(tasks, config.temperatures, config.batch_sizes)
+        ]
         return cls(config, runner, groups, began)
 
     def measure(self) -> None:
         """Measure what is missing, until the deadline."""
-        with self.keeping(), progress(sum(map(self.runner.steps, self.groups))) as advance:
+        with self.resumable(), progress(sum(map(self.runner.steps, self.groups))) as advance:
             self.complete = all(self.runner.run(group, advance) for group in self.groups)
 
     def document(self) -> tuple[Document, Analysis]:
-        """The figures of all samples, and the analysis that they come from."""
-        from .cells import Analysis, document
-
+        """The figures of all samples, and the analysis behind them."""
         analysis = Analysis(self.runner, self.config.keep_loops)
-        with self.keeping(), progress(len(self.groups)) as advance:
+        with self.resumable(), progress(len(self.groups)) as advance:
             return document(analysis, self.groups, monotonic() - self.began, advance), analysis
 
     @contextmanager
-    def keeping(self) -> Iterator[None]:
-        """Ctrl-C says what is kept."""
+    def resumable(self) -> Iterator[None]:
+        """Turns Ctrl-C into a message about the answers that are kept."""
         try:
             yield
         except KeyboardInterrupt:
-            raise Interrupted(f"{self.runner.store.said()}; the same command resumes from there") from None
+            kept = f"{len(self.runner.store.samples)} answers are kept in {self.runner.store.folder}"
+            raise Interrupted(f"{kept}; the same command resumes from there") from None
 
 
 def run(config: Config, *, models: Models | None = None, peers: Mapping[str, Peer] | None = None) -> Document:
     """Measure what `config` names, and write samples and report into `config.out`.
 
-    An interrupted run resumes where it stopped, and a run that adds methods, tasks, temperatures or batch sizes
-    measures only those. The report covers what `config` names; `samples.jsonl` keeps all that was ever measured.
+    A run resumes where it stopped; further methods, tasks, temperatures or batch sizes may be added. The report covers
+    `config` alone; `samples.jsonl` keeps everything measured in this folder.
 
-    models: targets that are already loaded; None: by `config.model`.
-    peers: ways to decode that no SPEC can name, by the label of a method of `config.drafters`.
+    models: loaded targets; None: by `config.model`.
+    peers: ways to decode that have no SPEC, by the label of a method of `config.drafters`.
 
-    Returns the document of results.json. Raises InputError for what cannot be measured, and Interrupted at Ctrl-C:
-    every answer until then is kept.
+    Returns the document of results.json. Raises InputError for a wrong configuration, and Interrupted at Ctrl-C; the
+    answers so far are kept.
     """
     grid = Grid.open(config, models, peers)
     grid.measure()
-    document, _ = grid.document()
-    report.write(document, config.out)
+    measured, _ = grid.document()
+    results.write(measured, config.out)
     if not grid.complete:
-        print("The time was up before the end; the same command resumes from here.", file=sys.stderr)
-    return document
+        print("--max-minutes is over; the same command resumes from here.", file=sys.stderr)
+    return measured
 
 
 @contextmanager
 def progress(steps: int) -> Iterator[Advance]:
-    """A progress bar with the time left on stderr; yields a function to call before each step, with its name."""
+    """A progress bar on stderr; yields the function to call before each step, with a description."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 

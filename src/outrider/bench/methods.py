@@ -1,23 +1,18 @@
-"""What a command line names, as methods: drafters with their budget, rule and variant of the target, and peers."""
+"""Methods from their spelling on the command line: drafters with budget, rule and variant of the target, and peers."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
-from urllib.parse import parse_qsl
 
 from ..budgets import parse as parse_budget
-from ..params import LOSSY, RULES, InputError
+from ..budgets.budgeter import Budgeter
+from ..params import LOSSY, RULES, InputError, check_rule
 from . import peers
-from .types import PACKED, PLAIN, Method
+from .types import PLAIN, QUANTISED, Method
 
-if TYPE_CHECKING:
-    from ..budgets.budgeter import Budgeter
-
-VARIANTS = ("plain", "eager", *PACKED)  # eager: stock passes, not compiled
+VARIANTS = ("plain", "eager", *QUANTISED)  # eager: the stock forward
 BUDGETS = r"adaptive|auto|none|\d+x\d+|\d+(?:,\d+)*(?: [\d,]+)*(?: none)?"
-OPTIONS = ("epsilon", "delta")  # of the rule typical
 ENDING = re.compile(
     rf"(.+)@(?:(?P<budget>{BUDGETS})|(?P<rule>(?:{'|'.join(RULES)})(?:\?.*)?)"
     rf"|(?P<variant>{'|'.join(map(re.escape, VARIANTS))}))"
@@ -28,7 +23,7 @@ def parts(text: str) -> dict[str, str]:
     """The fields of a `Method` that `[LABEL=]SPEC[@BUDGET][@RULE][@VARIANT]` names, in any order behind the SPEC.
 
     >>> parts("HASS=eagle:demo/hass@16x6@rejection")
-    {'label': 'HASS', 'budget': '16x6', 'rule': 'rejection', 'spec': 'eagle:demo/hass'}
+    {'label': 'HASS', 'rule': 'rejection', 'budget': '16x6', 'spec': 'eagle:demo/hass'}
     """
     named = re.fullmatch(r"([^=?:]+)=(.+)", text)
     fields, spec = ({"label": named[1].strip()}, named[2]) if named else ({}, text)
@@ -36,8 +31,7 @@ def parts(text: str) -> dict[str, str]:
     while match := ENDING.fullmatch(spec):
         spec = match[1]
         endings |= {k: v for k, v in match.groupdict().items() if v}
-    order = ("budget", "rule", "variant")
-    return {**fields, **{k: endings[k] for k in order if k in endings}, "spec": spec}
+    return {**fields, **endings, "spec": spec}
 
 
 def parse(text: str) -> Method:
@@ -46,18 +40,19 @@ def parse(text: str) -> Method:
 
 
 def table(drafters: Sequence[Method], others: Sequence[str]) -> list[Method]:
-    """All methods: plain decoding of every variant that occurs, the peers' SPECs, then the drafters.
+    """All methods: plain decoding of every variant in use, the peers, then the drafters.
 
-    Raises InputError for a budget, rule, variant or peer that does not exist, and for two methods of one name.
+    Raises InputError for an unknown budget, rule, variant or peer, and for two methods with the same name.
     """
     variants = dict.fromkeys(m.variant for m in drafters) or ("plain",)
     rows = [Method(PLAIN, variant=v) for v in variants]
     rows += [peers.method(p) for p in others if p != PLAIN]
     rows += [m for m in drafters if m.spec != PLAIN]
     for method in rows:
-        check_budget(method.budget)
+        budget_of(method.budget)
         rule_of(method.rule)
-        check_variant(method.variant)
+        if method.variant not in VARIANTS:
+            raise InputError(f"there is no variant {method.variant!r} of a target; choose one of {', '.join(VARIANTS)}")
     names = [m.name for m in rows]
     twice = sorted({n for n in names if names.count(n) > 1})
     if twice:
@@ -66,7 +61,7 @@ def table(drafters: Sequence[Method], others: Sequence[str]) -> list[Method]:
 
 
 def at(temperature: float, rows: Sequence[Method]) -> tuple[Method, ...]:
-    """The methods to measure at a temperature: at 0 all lossless rules write the same text, so one is enough."""
+    """The methods to measure at a temperature. At 0 all lossless rules give the same text, so one of them is enough."""
     if temperature > 0:
         return tuple(rows)
     first: dict[tuple[str, ...], Method] = {}
@@ -82,33 +77,18 @@ def lossless(method: Method) -> bool:
 
 def rule_of(text: str) -> tuple[str, dict[str, float]]:
     """`typical?epsilon=0.09&delta=0.3` as a name and the engine's parameters."""
+    from ..drafters import options_of
+
     name, _, query = text.partition("?")
-    if name not in RULES:
-        raise InputError(f"there is no rule {name!r}; choose from {', '.join(RULES)}")
-    options = dict(parse_qsl(query, keep_blank_values=True))
-    wrong = [k for k in options if name != "typical" or k not in OPTIONS]
-    if wrong:
-        raise InputError(f"the rule {name} has no option {wrong[0]!r}; only typical has options: epsilon and delta")
-    try:
-        return name, {k: float(v) for k, v in options.items()}
-    except ValueError:
-        raise InputError(f"{text!r}: epsilon and delta are numbers, as in typical?epsilon=0.09&delta=0.3") from None
+    return check_rule(name), options_of(text, query, typical if name == "typical" else lambda: None)
 
 
-def check_variant(variant: str) -> None:
-    """Raise InputError where a target has no such variant."""
-    if variant not in VARIANTS:
-        raise InputError(f"there is no variant {variant!r} of a target; choose from {', '.join(VARIANTS)}")
-
-
-def check_budget(text: str) -> None:
-    """Raise InputError where a method cannot have this budget: it has one drafter, so nothing to choose among."""
-    if ":" in text:
-        raise InputError(f"the budget {text!r} chooses among drafters, but a method has only one")
-    parse_budget(text)
+def typical(epsilon: float = 0.09, delta: float = 0.3) -> None:
+    """The options of the rule typical."""
 
 
 def budget_of(text: str) -> Budgeter:
-    """A fresh budget; see `outrider.budgets.parse`."""
-    check_budget(text)
+    """A fresh budget; see `outrider.budgets.parse`. A method has one drafter, so a choice among drafters is refused."""
+    if ":" in text:
+        raise InputError(f"the budget {text!r} chooses among drafters, but a method has only one")
     return parse_budget(text)

@@ -1,23 +1,21 @@
-"""Samples -> figures. A figure is a ratio of sums over prompts; its interval is a bootstrap over prompts.
+"""Samples to figures: ratios of sums over prompts, with bootstrap intervals over prompts.
 
-Tokens per second count decoding alone: every token after the first of each row and turn, over the time after the
-prompts' passes. With several repeats, a ratio of two methods is taken within each repeat, and the median of the repeats
-is the figure. Bootstrap draws are kept up to the last mean, so that a macro mean over tasks has its own interval.
+Tokens per second count decoding alone: every token after the first of each row and turn, over the time after prefill.
+With several repeats, two methods are compared within each repeat, and the figure is the median over repeats. Bootstrap
+draws are kept, so that a macro mean over tasks has its own interval.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from ..core.types import Usage
 from .document import Depth, Estimate, RoundTime
 from .types import Sample
-
-if TYPE_CHECKING:
-    from ..core.types import Usage
 
 DRAWS = 1000
 LOOP_SHARE = 0.25  # a text loops if more than this share of its 8-grams are repeated
@@ -31,23 +29,18 @@ class Figure:
 
     value: float
     draws: Array
-    chunks: int  # batches of prompts that it rests on; of several tasks the fewest
+    chunks: int  # number of batches of prompts; of several tasks the fewest
 
     @property
     def estimate(self) -> Estimate:
-        """With the 95% interval of the finite draws; without one if it rests on a single batch of prompts."""
+        """With the 95% interval of the finite draws; without one for a single batch of prompts."""
         known = self.draws[np.isfinite(self.draws)]
         ends = np.percentile(known, (2.5, 97.5)) if self.chunks > 1 and known.size else ()
         return Estimate(*(round(float(x), 5) for x in (self.value, *ends)))
 
 
-def count(tokens: Sequence[Sequence[int]]) -> int:
-    """Decoded tokens of a batch, by ids: all but the first of each row, which belongs to the prompt's pass."""
-    return sum(max(0, len(row) - 1) for row in tokens)
-
-
 def weights(chunks: int) -> Array:
-    """[DRAWS, chunks]: how often a draw takes each chunk; the same for all figures of as many chunks (paired)."""
+    """[DRAWS, chunks]: how often a draw has each chunk; the same for all figures over as many chunks (paired)."""
     picked = np.random.default_rng(0).integers(0, chunks, (DRAWS, chunks))
     counts = np.zeros((DRAWS, chunks))
     np.add.at(counts, (np.arange(DRAWS)[:, None], picked), 1)
@@ -80,13 +73,13 @@ def mean(figures: Sequence[Figure]) -> Figure:
 
 @dataclass(frozen=True)
 class Table:
-    """One cell's samples, [repeats][chunks]; only chunks that every repeat has."""
+    """One cell's samples, [repeats][chunks]."""
 
     samples: list[list[Sample]]
 
     @classmethod
     def of(cls, samples: Sequence[Sample], chunks: Sequence[int]) -> Table:
-        """The given chunks in their order; an incomplete repeat is left out unless all are incomplete."""
+        """The given chunks in their order, of complete repeats; of the first repeat where none is complete."""
         by = {(s.repeat, s.chunk): s for s in samples}
         repeats = sorted({s.repeat for s in samples})
         complete = [r for r in repeats if all((r, c) in by for c in chunks)]
@@ -101,16 +94,17 @@ class Table:
         """Decoded tokens per second."""
         return ratio(self.map(tokens), self.map(seconds))
 
-    def faster(self, others: Sequence[Sample], whole: bool = False) -> Figure | None:
-        """The speed-up over another method's samples of the same prompts, repeat and session.
+    def faster(self, others: Sequence[Sample], prefill: bool = False) -> Figure | None:
+        """The speed-up over another method's samples of the same prompts, repeat and session; None if any is missing.
 
-        None if any of them is missing. `whole`: with the prompts' passes.
+        prefill: with the prompts' passes included.
         """
         theirs = {s.pair_key: s for s in others}
-        pairs = [[(s, theirs.get(s.pair_key)) for s in run] for run in self.samples]
-        if not pairs or any(b is None for run in pairs for _, b in run):
+        if not self.samples or any(s.pair_key not in theirs for run in self.samples for s in run):
             return None
-        each = [quotient(*(speed([p[i] for p in run], whole) for i in (0, 1))) for run in pairs]  # type: ignore[misc]
+        each = [
+            quotient(speed(run, prefill), speed([theirs[s.pair_key] for s in run], prefill)) for run in self.samples
+        ]
         value, draws = np.median([e.value for e in each]), np.median([e.draws for e in each], axis=0)
         return Figure(float(value), draws, each[0].chunks)
 
@@ -122,8 +116,8 @@ class Table:
 
 
 def tokens(sample: Sample) -> int:
-    """Decoded tokens of all turns."""
-    return sum(count(t.tokens) for t in sample.turns)
+    """Decoded tokens of all turns: all but the first of each row, which prefill gives."""
+    return sum(max(0, len(row) - 1) for t in sample.turns for row in t.tokens)
 
 
 def seconds(sample: Sample) -> float:
@@ -131,24 +125,24 @@ def seconds(sample: Sample) -> float:
     return sum(t.seconds - t.prefill for t in sample.turns)
 
 
-def speed(samples: Sequence[Sample], whole: bool = False) -> Figure:
-    """Tokens per second, of decoding or (`whole`) of everything."""
-    if whole:
-        written = [sum(len(row) for t in s.turns for row in t.tokens) for s in samples]
-        return ratio(np.array(written), np.array([sum(t.seconds for t in s.turns) for s in samples]))
-    return ratio(np.array([tokens(s) for s in samples]), np.array([seconds(s) for s in samples]))
+def speed(samples: Sequence[Sample], prefill: bool = False) -> Figure:
+    """Tokens per second, of decoding or with the prompts' passes included."""
+    if not prefill:
+        return ratio(np.array([tokens(s) for s in samples]), np.array([seconds(s) for s in samples]))
+    written = [sum(len(row) for t in s.turns for row in t.tokens) for s in samples]
+    return ratio(np.array(written), np.array([sum(t.seconds for t in s.turns) for s in samples]))
 
 
 def share(
     usages: Sequence[Sequence[Usage]], above: Callable[[Usage], float], below: Callable[[Usage], float]
 ) -> Figure:
-    """A ratio of two counts of the rounds."""
+    """The ratio of two counts over all rounds."""
     sums = [[sum(map(of, rows)) for rows in usages] for of in (above, below)]
     return ratio(np.array(sums[0]), np.array(sums[1]))
 
 
 def tau(usages: Sequence[Sequence[Usage]]) -> Figure:
-    """Tokens a round, the target's own included."""
+    """Tokens per round, the target's own included."""
     return share(usages, lambda u: u.new_tokens - 1, lambda u: u.rounds)
 
 
@@ -158,7 +152,7 @@ def alpha(usages: Sequence[Sequence[Usage]]) -> Figure:
 
 
 def depths(usages: Sequence[Sequence[Usage]]) -> list[Depth]:
-    """Acceptance at each depth, given that of all depths before (n-alpha of a chain)."""
+    """Acceptance at each depth, given acceptance at all depths before (n-alpha of a chain)."""
     rows = []
     for d in range(max((len(u.tested_at) for chunk in usages for u in chunk), default=0)):
         hits, tests = (
@@ -170,7 +164,7 @@ def depths(usages: Sequence[Sequence[Usage]]) -> list[Depth]:
 
 
 def round_ms(usages: Sequence[Sequence[Usage]]) -> RoundTime:
-    """Milliseconds of a round by part. Rows of a batch share their rounds: those of the longest row count."""
+    """Milliseconds per round by part. Rows of a batch share their rounds, so the longest row is taken."""
     longest = [max(rows, key=lambda u: u.rounds) for rows in usages]
     count = max(1, sum(u.rounds for u in longest))
     parts = ("draft_seconds", "verify_seconds", "overhead_seconds")
@@ -178,7 +172,7 @@ def round_ms(usages: Sequence[Sequence[Usage]]) -> RoundTime:
 
 
 def rounds(usages: Sequence[Sequence[Usage]]) -> dict[str, Any]:
-    """The fields of a cell that come from its rounds; none if no rounds are counted."""
+    """The fields of a cell about its rounds; none if the method does not count rounds."""
     if not usages:
         return {}
     count, drafted, tested = (
@@ -194,12 +188,12 @@ def rounds(usages: Sequence[Sequence[Usage]]) -> dict[str, Any]:
 
 
 def loops(tokens: Sequence[int], n: int = 8) -> float:
-    """The share of a text's n-grams that occurred in it before."""
+    """The share of a text's n-grams that occur in it earlier."""
     grams = [tuple(tokens[i : i + n]) for i in range(len(tokens) - n + 1)]
     return 1 - len(set(grams)) / len(grams) if grams else 0.0
 
 
 def looping(sample: Sample) -> bool:
-    """Whether most texts of a batch repeat themselves: they are trivial to draft and flatter every drafter."""
+    """Whether most texts of a batch repeat themselves, which makes them trivial to draft."""
     rows = [row for t in sample.turns for row in t.tokens]
     return 2 * sum(loops(row) > LOOP_SHARE for row in rows) > len(rows)

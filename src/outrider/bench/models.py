@@ -1,4 +1,4 @@
-"""The target in the variants that are compared, each loaded once; drafters are loaded for each."""
+"""The target in each variant that is compared, loaded once; drafters are loaded for each variant."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ if TYPE_CHECKING:
 
 @dataclass
 class Models:
-    """Where targets come from. `llm(variant)` is the target without a drafter."""
+    """The loaded targets. `llm(variant)` is a target without a drafter."""
 
     target: str = "demo"  # its name, as `outrider.load` takes it
     dtype: str = "auto"
     device: str = "auto"
     compile: bool = True
     trust: bool = False
-    usual: str = "plain"  # the variant that prompts are encoded and limits are taken with
+    usual: str = "plain"  # the variant whose tokenizer and context length are used
     loaded: dict[str, LLM] = field(default_factory=dict)  # by variant
     drafted: dict[tuple[str, str], LLM] = field(default_factory=dict)  # by variant and SPEC
 
     @classmethod
     def of(cls, config: Config) -> Models:
-        """The models that a run's arguments name."""
+        """The models of a run's arguments."""
         variants = {m.variant for m in config.rows()}
         usual = "eager" if "eager" in variants and "plain" not in variants else "plain"
         model = config.model or "demo"
@@ -40,11 +40,10 @@ class Models:
         variant = variant or self.usual
         if variant not in self.loaded:
             fast = self.compile and "eager" not in variant
-            llm = load(
+            self.loaded[variant] = load(
                 self.target, "none", dtype=self.dtype, device=self.device, trust_remote_code=self.trust,
                 weights=weights_of(variant), compile=None if fast else False,
             )  # fmt: skip
-            self.loaded[variant] = llm
         return self.loaded[variant]
 
     def with_drafter(self, variant: str, spec: str) -> LLM:

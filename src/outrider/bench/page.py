@@ -1,6 +1,7 @@
-"""report.html: one file that needs no network, for phones and desks, light and dark.
+"""report.html: one file without external resources, for phones and desks, light and dark.
 
-A section is a function of the document; one without data does not appear. `data/report.html.j2` lays them out.
+A section is a function of the document; one without data does not appear. `data/report.html.j2` lays them out and has
+their texts.
 """
 
 from __future__ import annotations
@@ -9,23 +10,24 @@ import base64
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from importlib.resources import files
 from typing import Any
 
 from . import plots
-from .document import Cell, Document, Estimate, Mean, said, short, unique
+from .document import Cell, Document, Estimate, Mean, setting_text, short, unique
 from .plots import Plot
-from .summary import headline, problems
+from .summary import Problem, headline, problems
 from .types import OURS
 
 SHOWN = 200  # divergences on the page; results.json has all
-FIGURES = {"speedup": 2, "tokens_per_second": 0, "whole": 2, "over_stock": 2, "tau": 2, "alpha": 3, "prefill_ms": 1}
+DIGITS = {"speedup": 2, "tokens_per_second": 0, "whole": 2, "over_stock": 2, "tau": 2, "alpha": 3, "prefill_ms": 1}
 
 
 @dataclass(frozen=True)
 class Td:
-    """A cell of a table; `sort` is the value that its column is sorted by, for numbers."""
+    """A cell of a table; `sort` is its value in a column of numbers."""
 
     text: Any = ""
     sort: float | None = None
@@ -47,20 +49,19 @@ class Table:
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the report."""
+    """A part of the report; the template has its text, by `anchor`."""
 
     title: str
-    words: str = ""
     plots: Sequence[Plot] = ()
     tables: Sequence[Table] = ()
-    data: Any = field(default=None, repr=False)  # of a section that the template lays out itself
+    problems: Sequence[Problem] = ()
 
     @property
     def anchor(self) -> str:
         return re.sub(r"\W+", "-", self.title.lower())
 
     def __bool__(self) -> bool:
-        return bool(self.plots or self.data or any(t.rows for t in self.tables))
+        return bool(self.plots or self.problems or any(t.rows for t in self.tables))
 
 
 def page(document: Document) -> str:
@@ -69,44 +70,40 @@ def page(document: Document) -> str:
     from markupsafe import Markup
 
     folder = files(__package__) / "data"
-    data = {name: (folder / name).read_text(encoding="utf-8") for name in ("report.html.j2", "report.css", "report.js")}
-    environment = Environment(
-        loader=DictLoader({"page": data["report.html.j2"]}), autoescape=True, trim_blocks=True, lstrip_blocks=True
+    template, style, script = (
+        (folder / f"report.{kind}").read_text(encoding="utf-8") for kind in ("html.j2", "css", "js")
     )
-    environment.filters |= {"td": td, "image": image, "several": several}
-    environment.globals |= {"style": Markup(data["report.css"]), "script": Markup(data["report.js"])}
-    parts = [part for part in sections(document) if part]
-    machine = ", ".join(f"{k} {short(v)}" for k, v in document.run.machine.items() if v not in ("", [], None))
+    environment = Environment(
+        loader=DictLoader({"page": template}), autoescape=True, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters |= {
+        "td": td,
+        "image": image,
+        "several": several,
+        "short": short,
+        "pretty": partial(json.dumps, indent=1),
+    }
+    words = {"method": "method", "task": "task", "temperature": "temperature", "batch": "batch size"}
     return environment.get_template("page").render(
-        run=document.run, sections=parts, lines=headline(document), grid=grid(document),
-        machine=f"{machine}; {document.run.started[:10]}",
+        run=document.run, sections=[part for part in sections(document) if part], lines=headline(document),
+        grid=[several(len({getattr(c, k) for c in document.cells}), word) for k, word in words.items()],
+        shown=SHOWN, style=Markup(style), script=Markup(script),
     )  # fmt: skip
 
 
 def sections(document: Document) -> list[Section]:
     """All sections, empty ones included."""
     return [
-        Section("Problems", "Invalid cells are in no table, plot or mean below; results.json keeps their figures.",
-                data=problems(document)),
-        Section("Results", "The means over all tasks; then by task the speed-up over plain decoding, tau, and how many "
-                "texts equal plain decoding's. Small: 95% intervals; green and red: the interval excludes 1.",
-                tables=results(document)),
-        Section("Mean speed-up", "Means over the tasks, with 95% intervals. Grey: plain decoding and other engines; "
-                "blue: ours; orange: lossy.", plots.speedups(document)),
-        Section("Acceptance by depth", "Of the nodes tested at a depth (all before them were accepted), the share "
-                "accepted; all tasks together.", plots.depths(document)),
-        Section("Batch size", "", plots.batches(document)),
-        Section("Temperature", "", plots.temperatures(document)),
-        divergences(document),
-        Section("All cells", tables=[everything(document)]),
-        how(document),
-    ]  # fmt: skip
-
-
-def grid(document: Document) -> str:
-    """The sizes of the grid: 3 methods × 2 tasks × ..."""
-    words = {"method": "method", "task": "task", "temperature": "temperature", "batch": "batch size"}
-    return " × ".join(several(len({getattr(c, k) for c in document.cells}), w) for k, w in words.items())
+        Section("Problems", problems=problems(document)),
+        Section("Results", tables=results(document)),
+        Section("Mean speed-up", plots.speedups(document)),
+        Section("Acceptance by depth", plots.depths(document)),
+        Section("Batch size", plots.batches(document)),
+        Section("Temperature", plots.temperatures(document)),
+        Section("Divergences", tables=[divergences(document)]),
+        Section("All cells", tables=[all_cells(document)]),
+        Section("How it was measured", tables=[tasks(document)]),
+    ]
 
 
 def image(plot: Plot) -> str:
@@ -128,103 +125,83 @@ def td(value: Any) -> Td:
     return Td(f"{value:.4g}" if isinstance(value, float) else value, float(value), "number")
 
 
-def figure(value: Estimate | None, digits: int = 2, side: bool = False, small: Sequence[str] = ()) -> Td:
-    """A figure with its interval; with `side`, coloured if the interval excludes 1."""
+def figure(row: Cell | Mean, name: str, small: Sequence[str] = (), coloured: bool = True) -> Td:
+    """A figure with its interval; speed-ups are coloured if the interval excludes 1."""
+    value: Estimate | None = getattr(row, name)
     if value is None:
         return Td(small=small)
-    apart = side and value.clear_of(1)
-    kind = "number" + (" up" if apart and value.value > 1 else " down" if apart else "")
+    clear = coloured and name == "speedup" and value.clear_of(1)
+    kind = "number" + (" up" if clear and value.value > 1 else " down" if clear else "")
+    digits = DIGITS[name]
     interval = "n = 1, no interval" if value.low is None else "{:.{d}f}–{:.{d}f}".format(*value.ends, d=digits)
     return Td(f"{value.value:.{digits}f}", value.value, kind, [interval, *small], strong=True)
 
 
-def figures(row: Cell | Mean, *names: str) -> list[Td]:
-    """The figures of these names."""
-    return [figure(getattr(row, name), FIGURES[name], name == "speedup") for name in names]
-
-
-def named(cell: Cell) -> Td:
+def method(cell: Cell) -> Td:
     """A method's name with its kind."""
     kinds = ["lossy"] * (not cell.lossless) + ["baseline"] * cell.plain
-    kinds += [cell.peer] * (cell.peer not in (OURS, cell.method))
-    return Td(cell.method, chips=kinds)
+    return Td(cell.method, chips=kinds + [cell.peer] * (cell.peer not in (OURS, cell.method)))
 
 
-PLACE = ("task", "T", "batch")
+PLACE = ("method", "task", "T", "batch")
 
 
 def place(cell: Cell) -> list[Any]:
-    """Task, temperature and batch size."""
-    return [cell.task, cell.temperature, cell.batch]
+    """The columns of `PLACE`."""
+    return [method(cell), cell.task, cell.temperature, cell.batch]
 
 
 def results(document: Document) -> list[Table]:
     """Methods by tasks, a table for each temperature and batch size."""
-    about, tables = document.methods, []
+    tables = []
     for setting in document.settings:
-        cells = [c for c in document.cells if c.setting == setting]
-        tasks, means = unique(c.task for c in cells), {m.method: m for m in document.means if m.setting == setting}
-        by = {(c.method, c.task): c for c in cells}
-        rows = [
-            [
-                named(about[method]),
-                *figures(means.get(method, Mean(*setting, method)), "speedup", "tau", "tokens_per_second"),
-                *(result(by.get((method, t))) for t in tasks),
-            ]
-            for method in unique(c.method for c in cells)
-        ]
-        tables.append(Table(["method", "speed-up", "tau", "tokens/s", *tasks], rows, said(setting).capitalize()))
+        cells = {(c.method, c.task): c for c in document.cells if c.setting == setting}
+        tasks, means = unique(task for _, task in cells), {m.method: m for m in document.means if m.setting == setting}
+        rows = []
+        for name in unique(name for name, _ in cells):
+            mean = means.get(name, Mean(*setting, name))
+            overall = [figure(mean, measure) for measure in ("speedup", "tau", "tokens_per_second")]
+            rows.append([method(document.methods[name]), *overall, *(result(cells.get((name, t))) for t in tasks)])
+        columns = ["method", "speed-up", "tau", "tokens/s", *tasks]
+        tables.append(Table(columns, rows, setting_text(setting).capitalize()))
     return tables
 
 
 def result(cell: Cell | None) -> Td:
-    """A cell of the overview: speed-up, tau and how many texts are the same."""
+    """A cell of the overview: speed-up, tau and the number of equal texts."""
     if cell is None or not cell.result:
         return Td(cell.state, kind=cell.state) if cell else Td()
     small = [f"tau {cell.tau.value:.2f}"] if cell.tau else []
     small += [f"{cell.same_text}/{cell.compared} same"] if cell.compared else []
     small += ["partial"] * (cell.state == "partial") + ["all texts loop"] * cell.loops
-    return figure(cell.speedup, 2, not cell.loops, small)
+    return figure(cell, "speedup", small, coloured=not cell.loops)
 
 
-def divergences(document: Document) -> Section:
-    """Where texts part from plain decoding's, and by how much the target preferred its own token there."""
-    pairs = [(c, d) for c in document.cells for d in c.divergences]
-    columns = ["method", *PLACE, "prompt", "turn", "position", "margin", "wrote", "plain"]
-    rows = [[named(c), *place(c), d.prompt, d.turn, d.position, d.margin, d.mine, d.plain] for c, d in pairs[:SHOWN]]
-    more = f" {len(pairs) - SHOWN} more are in results.json." if len(pairs) > SHOWN else ""
-    words = (
-        f"{several(len(pairs), 'text')} of methods that should write plain decoding's: the first token that differs, "
-        "and the margin by which the target prefers its own. A small margin is rounding: two orders of adding up the "
-        f"same numbers. A larger one is a fault and makes the cell invalid.{more}"
-    )
-    return Section("Divergences", words, tables=[Table(columns, rows)])
+def divergences(document: Document) -> Table:
+    """Where texts differ from plain decoding's, and by how much the target preferred its own token there."""
+    pairs = [(c, d) for c in document.cells for d in c.divergences][:SHOWN]
+    rows = [[*place(c), d.prompt, d.turn, d.position, d.margin, d.mine, d.plain] for c, d in pairs]
+    return Table([*PLACE, "prompt", "turn", "position", "margin", "wrote", "plain"], rows)
 
 
-def everything(document: Document) -> Table:
+def all_cells(document: Document) -> Table:
     """One row for each cell, with all figures."""
     heads = ("speed-up", "tokens/s", "prompt included", "over transformers", "tau", "alpha", "prefill, ms")
     counts = ("prompts", "repeats", "looping", "new_tokens", "prompt_tokens")
     times = ("draft", "verify", "overhead")
     rows = [
-        [named(c), *place(c), *figures(c, *FIGURES), *(getattr(c.round_ms, k, None) for k in times),
+        [*place(c), *(figure(c, name) for name in DIGITS), *(getattr(c.round_ms, k, None) for k in times),
          *(getattr(c, k) for k in counts)]
         for c in document.results
     ]  # fmt: skip
-    columns = ["method", *PLACE, *heads, *(f"{k}, ms" for k in times), *(k.replace("_", " ") for k in counts)]
+    columns = [*PLACE, *heads, *(f"{k}, ms" for k in times), *(k.replace("_", " ") for k in counts)]
     return Table(columns, rows, fold=True)
 
 
-def how(document: Document) -> Section:
-    """What one needs to repeat the run."""
-    run = document.run
+def tasks(document: Document) -> Table:
+    """The tasks with their notes."""
     rows = [
         [name, t.kind, t.prompts, t.cut, " ".join([t.note, "(text to continue)" * t.raw]).strip()]
         for name, t in document.tasks.items()
     ]
-    own = {name: getattr(run, name) for name in ("target", "precision", "exact", "started", "seconds")}
-    facts = {k: short(v) for k, v in {**own, **run.machine, **run.versions}.items()}
-    data = {"facts": facts, "arguments": json.dumps(run.arguments, indent=1, ensure_ascii=False)}
-    return Section(
-        "How it was measured", tables=[Table(["task", "kind", "prompts", "cut to", "note"], rows)], data=data
-    )
+    return Table(["task", "kind", "prompts", "cut to", "note"], rows)

@@ -1,4 +1,4 @@
-"""The plots of a run, by matplotlib: each function takes the document and returns plots, none if it has no data.
+"""The plots of a run, by matplotlib: functions from the document to plots, none where there is no data.
 
 Only results are drawn (`Document.results`, `Document.means`). A method has the same colour in all plots.
 """
@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import io
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from .document import Cell, Document, Estimate, Mean, said, unique
+from .document import Cell, Document, Estimate, Mean, setting_text, unique
 from .types import OURS
 
 if TYPE_CHECKING:
@@ -26,27 +27,28 @@ STYLE = {
     "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.35, "axes.axisbelow": True, "legend.frameon": False,
     "legend.fontsize": 9, "lines.markersize": 5, "lines.linewidth": 1.6, "font.family": "sans-serif",
 }  # fmt: skip
-SPEED = "times as fast as plain"
+SPEED = "speed-up over plain decoding"
+AXES = {"temperature": "temperature", "batch": "batch size"}  # of a mean, with their labels
 
 Line = Sequence[tuple[float, Estimate]]  # x, and the figure there
 
 
 @dataclass(frozen=True)
 class Plot:
-    """A title and the text of an SVG file; the same values give the same text."""
+    """A title and the text of an SVG file, which is deterministic."""
 
     title: str
     svg: str
 
 
 def draw(title: str, height: float, paint: Callable[[Figure], None]) -> Plot:
-    """What `paint` draws on a figure of this height (inches)."""
+    """Let `paint` draw on a figure of this height (inches)."""
     import matplotlib.style
     from matplotlib.figure import Figure
 
     out = io.StringIO()
     with matplotlib.style.context(["default", {**STYLE, "svg.hashsalt": title}]), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing")  # text stays text; the reader's fonts draw it
+        warnings.filterwarnings("ignore", message="Glyph .* missing")  # the reader's fonts draw the text
         figure = Figure(figsize=(WIDTH, height), layout="constrained")
         paint(figure)
         figure.savefig(out, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
@@ -63,7 +65,7 @@ def clipped(text: str, most: int = 40) -> str:
     return text if len(text) <= most else f"{text[: most // 2 - 1]}…{text[-most // 2 :]}"
 
 
-def bars(title: str, across: str, rows: Sequence[tuple[str, str, Estimate]]) -> Plot:
+def bars(title: str, xlabel: str, rows: Sequence[tuple[str, str, Estimate]]) -> Plot:
     """(name, colour, figure) as horizontal bars from 0; the dashed line is 1, plain decoding."""
 
     def paint(figure: Figure) -> None:
@@ -76,7 +78,7 @@ def bars(title: str, across: str, rows: Sequence[tuple[str, str, Estimate]]) -> 
         for i, f in enumerate(values):
             axes.text(max(f.ends[1], f.value), i, f"  {f.value:.2f}", va="center", fontsize=9)
         axes.axvline(1, color=INK, linewidth=1, linestyle=(0, (3, 3)))
-        axes.set_xlabel(across)
+        axes.set_xlabel(xlabel)
         axes.set_xlim(0, 1.12 * max(1, *(f.ends[1] for f in values)))
         axes.set_yticks(range(len(rows)), [clipped(name) for name, *_ in rows])
         axes.set_ylim(len(rows) - 0.4, -0.6)
@@ -86,42 +88,39 @@ def bars(title: str, across: str, rows: Sequence[tuple[str, str, Estimate]]) -> 
 
 
 def curves(
-    title: str, across: str, panels: Mapping[str, Mapping[str, Line]], colours: Mapping[str, str], log: bool = False
+    title: str, xlabel: str, panels: Mapping[str, Mapping[str, Line]], colours: Mapping[str, str], log: bool = False
 ) -> Plot:
-    """{what: {name: line}} as panels above each other over one x axis, with one legend."""
+    """{y label: {name: line}} as panels above each other over one x axis, with one legend."""
     shown = unique(name for lines in panels.values() for name in lines)
     points = sorted({x for lines in panels.values() for line in lines.values() for x, _ in line})
 
     def paint(figure: Figure) -> None:
         every = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
         handles: dict[str, Any] = {}
-        for axes, (what, lines) in zip(every, panels.items(), strict=True):
+        for axes, (ylabel, lines) in zip(every, panels.items(), strict=True):
             for name, line in lines.items():
                 y = [f for _, f in line]
                 style: dict[str, Any] = {"color": colours[name], "marker": "o", "capsize": 2.5}
                 handles[name] = axes.errorbar([x for x, _ in line], [f.value for f in y], errors(y), **style)
-            axes.set_ylabel(what)
+            axes.set_ylabel(ylabel)
             axes.set_ylim(bottom=0)
         if log:
             every[-1].set_xscale("log", base=2)
             every[-1].minorticks_off()
         every[-1].set_xticks(points, [f"{x:g}" for x in points])
-        every[-1].set_xlabel(across)
+        every[-1].set_xlabel(xlabel)
         figure.legend([handles[n] for n in shown], [clipped(n) for n in shown], loc="outside lower left")
 
     return draw(title, 0.7 + 1.8 * len(panels) + 0.22 * len(shown), paint)
 
 
-# ------------------------------------------------------------------------------------------ of a run
-
-
-def looks(document: Document) -> dict[str, str]:
+def colours(document: Document) -> dict[str, str]:
     """A colour for every method."""
     return {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(document.methods)}
 
 
-def colour(cell: Cell) -> str:
-    """Grey for plain decoding and for other engines, blue for ours, orange for lossy methods."""
+def kind_colour(cell: Cell) -> str:
+    """Grey for plain decoding and other engines, blue for our methods, orange for lossy ones."""
     if cell.plain or cell.peer != OURS:
         return COLOURS[7]
     return COLOURS[0 if cell.lossless else 1]
@@ -131,10 +130,9 @@ def speedups(document: Document) -> list[Plot]:
     """Mean speed-up over the tasks, for each setting."""
     about, plots = document.methods, []
     for setting in document.settings:
-        rows = [
-            (m.method, colour(about[m.method]), m.speedup) for m in document.means if m.setting == setting and m.speedup
-        ]
-        plots += [bars(said(setting).capitalize(), SPEED, rows)] if rows else []
+        means = [m for m in document.means if m.setting == setting]
+        rows = [(m.method, kind_colour(about[m.method]), m.speedup) for m in means if m.speedup]
+        plots += [bars(setting_text(setting).capitalize(), SPEED, rows)] if rows else []
     return plots
 
 
@@ -142,59 +140,47 @@ def depths(document: Document) -> list[Plot]:
     """Acceptance by depth of every method, all tasks together, at the smallest batch size."""
     least, plots = min((c.batch for c in document.results), default=0), []
     for t in sorted({c.temperature for c in document.results}):
-        counts: dict[str, dict[int, tuple[int, int]]] = {}
+        accepted, tested = Counter[tuple[str, int]](), Counter[tuple[str, int]]()
         for c in document.results:
             for d in c.depths if (c.temperature, c.batch) == (t, least) else ():
-                mine = counts.setdefault(c.method, {})
-                hits, tests = mine.get(d.depth, (0, 0))
-                mine[d.depth] = hits + d.accepted, tests + d.tested
-        lines = {
-            name: [(d, Estimate(hits / tests)) for d, (hits, tests) in sorted(mine.items()) if tests]
-            for name, mine in counts.items()
-        }
+                accepted[c.method, d.depth] += d.accepted
+                tested[c.method, d.depth] += d.tested
+        lines: dict[str, list[tuple[float, Estimate]]] = {}
+        for (method, depth), count in sorted(tested.items(), key=lambda item: item[0][1]):
+            lines.setdefault(method, []).append((depth, Estimate(accepted[method, depth] / count)))
         if lines:
-            plots.append(curves(f"Temperature {t:g}", "depth", {"accepted of those tested": lines}, looks(document)))
+            panels = {"accepted of those tested": lines}
+            plots.append(curves(f"Temperature {t:g}", "depth", panels, colours(document)))
     return plots
 
 
-def over(
-    document: Document, title: str, across: str, rows: Iterable[Mean], x: Callable[[Mean], float],
-    panels: Mapping[str, str],
-) -> list[Plot]:  # fmt: skip
-    """Means over one axis: a panel for each of {label: figure}; a line needs two points."""
-    rows, drawn = list(rows), dict[str, dict[str, list[tuple[float, Estimate]]]]()
-    for what, figure in panels.items():
-        lines: dict[str, list[tuple[float, Estimate]]] = {}
-        for m in rows:
-            if value := getattr(m, figure):
-                lines.setdefault(m.method, []).append((x(m), value))
-        kept = {name: sorted(line) for name, line in lines.items() if len(line) > 1}
-        drawn |= {what: kept} if kept else {}
-    return [curves(title, across, drawn, looks(document))] if drawn else []
+def over(document: Document, axis: str, fixed: str, panels: Mapping[str, str], means: Sequence[Mean]) -> list[Plot]:
+    """Means over one of `AXES`, a plot for each value of the other; a panel for each {label: figure}.
+
+    A line needs two points.
+    """
+    plots = []
+    for value in sorted({getattr(m, fixed) for m in means}):
+        drawn: dict[str, Mapping[str, Line]] = {}
+        for label, figure in panels.items():
+            lines: dict[str, list[tuple[float, Estimate]]] = {}
+            for m in means:
+                if getattr(m, fixed) == value and (y := getattr(m, figure)):
+                    lines.setdefault(m.method, []).append((getattr(m, axis), y))
+            if long := {name: sorted(line) for name, line in lines.items() if len(line) > 1}:
+                drawn[label] = long
+        if drawn:
+            plots.append(curves(f"{AXES[fixed].capitalize()} {value:g}", AXES[axis], drawn, colours(document)))
+    return plots
 
 
 def batches(document: Document) -> list[Plot]:
     """Speed-up and tokens per second over the batch size."""
     panels = {SPEED: "speedup", "tokens/s": "tokens_per_second"}
-    return [
-        plot
-        for t in sorted({m.temperature for m in document.means})
-        for plot in over(
-            document, f"Temperature {t:g}", "batch size", (m for m in document.means if m.temperature == t),
-            lambda m: m.batch, panels,
-        )
-    ]  # fmt: skip
+    return over(document, "batch", "temperature", panels, document.means)
 
 
 def temperatures(document: Document) -> list[Plot]:
     """tau and speed-up over the temperature."""
-    panels = {"tau": "tau", SPEED: "speedup"}
-    return [
-        plot
-        for b in sorted({m.batch for m in document.means})
-        for plot in over(
-            document, f"Batch size {b}", "temperature",
-            (m for m in document.means if m.batch == b and not document.methods[m.method].plain),
-            lambda m: m.temperature, panels,
-        )
-    ]  # fmt: skip
+    drafted = [m for m in document.means if not document.methods[m.method].plain]
+    return over(document, "temperature", "batch", {"tau": "tau", SPEED: "speedup"}, drafted)

@@ -1,22 +1,24 @@
-"""results.json: a run's document as JSON, written atomically and read strictly."""
+"""A run's files for readers, results.json and report.html: written atomically, and the first read strictly."""
 
 from __future__ import annotations
 
 import json
+import logging
 import math
-import types
-from collections.abc import Sequence
 from dataclasses import fields, is_dataclass
-from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar
 
 from .. import files
 from ..params import InputError
-from .document import Document, Estimate
+from ..schema import from_dict
+from . import page
+from .document import Document
 from .types import VERSION
 
 D = TypeVar("D", bound=Document)
+logger = logging.getLogger(__name__)
 
 
 def to_json(value: Any) -> Any:
@@ -30,65 +32,39 @@ def to_json(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-@cache
-def _hints(kind: type) -> dict[str, Any]:
-    return get_type_hints(kind)
-
-
-def from_json(kind: Any, value: Any) -> Any:
-    """JSON as what its type says: dataclasses, estimates, and lists, dicts and options of them.
-
-    Raises TypeError or KeyError where a field is unknown or missing.
-    """
-    origin, inner = get_origin(kind), get_args(kind)
-    if origin in (Union, types.UnionType):
-        return None if value is None else from_json(next(t for t in inner if t is not type(None)), value)
-    if kind is Estimate:
-        figure, *ends = (None if x is None else float(x) for x in value)
-        return None if figure is None else Estimate(figure, *ends)
-    if kind is float:
-        return None if value is None else float(value)
-    if is_dataclass(kind) and isinstance(kind, type):
-        hints = _hints(kind)
-        return kind(**{k: from_json(hints[k], v) for k, v in value.items()})
-    if origin in (list, Sequence):
-        return [from_json(inner[0], v) for v in value]
-    if origin is dict and inner[1] is not Any:
-        return {k: from_json(inner[1], v) for k, v in value.items()}
-    return value
-
-
-def write(document: Document, path: Path) -> None:
-    """Write results.json; it appears complete or not at all."""
-    files.write(path, json.dumps(to_json(document), indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+def write(document: Document, folder: str | Path) -> list[Path]:
+    """Write results.json and, if matplotlib is installed, report.html, atomically, into a folder that may be new."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(to_json(document), indent=1, ensure_ascii=False, allow_nan=False)
+    files.write(folder / "results.json", text + "\n")
+    if find_spec("matplotlib") is None:
+        logger.warning("no report.html: its plots need matplotlib: pip install 'outrider[bench]'")
+        return [folder / "results.json"]
+    return [folder / "results.json", files.write(folder / "report.html", page.page(document))]
 
 
 def read(path: str | Path, kind: type[D] = Document) -> D:  # type: ignore[assignment]
-    """The results.json of a run, given by its own path or its folder's, as a document of this kind.
+    """Load a run's results.json, given its path or its folder, as a document of this kind.
 
-    Raises InputError, in one sentence, if there is none of this format.
+    Raises InputError if it does not exist or has another format.
     """
     file = Path(path) / "results.json" if Path(path).is_dir() else Path(path)
-    again = "measure it again with `outrider bench --out DIR`"
-    foreign = f"{file} does not hold the results of a benchmark: name what `outrider bench --out DIR` wrote"
+    foreign = f"{file} does not hold the results of a benchmark: name a finished folder of `outrider bench --out DIR`"
     try:
         loaded = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise InputError(f"{file} does not exist: name a folder that `outrider bench --out DIR` has finished") from None
     except OSError as error:
-        raise InputError(f"{file} cannot be read: {error.strerror or error}") from None
+        raise InputError(f"{foreign} ({error.strerror})") from None
     except ValueError:
         raise InputError(f"{file} is not complete JSON: run `outrider bench` with the same --out to write it") from None
     if not isinstance(loaded, dict) or not {"format", "run", "cells", "macro"} <= set(loaded):
         raise InputError(foreign)
-    version = loaded["format"]
-    if version != VERSION:
-        writer = loaded["run"].get("versions", {}).get("outrider", "another version")
-        newer = isinstance(version, int) and version > VERSION
-        todo = f"update outrider, or {again}" if newer else f"{again} into another folder"
-        raise InputError(f"{file} has format {version}, by outrider {writer}, and this one reads {VERSION}: {todo}")
+    if loaded["format"] != VERSION:
+        raise InputError(
+            f"{file} has format {loaded['format']} and this version reads {VERSION}: measure again with "
+            "`outrider bench --out DIR` and another DIR, or use the version that wrote it"
+        )
     try:
-        document: D = from_json(kind, loaded)
-    except (TypeError, KeyError, AttributeError, IndexError):
+        return from_dict(kind, loaded)
+    except (TypeError, InputError):
         raise InputError(foreign) from None
-    return document

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 from .. import prompts
@@ -15,16 +13,16 @@ from .types import Prompt
 
 IDS = ("id", "question_id", "task_id", "prompt_id", "_id")  # in the published sets
 END = "<|endoftext|>"  # ends some of the published references
-Rows = list[tuple[str, Any]]  # (where a row stands, for messages; the row)
+Rows = list[tuple[str, Any]]  # (its file and line, for messages; the row)
 
 
 @dataclass(frozen=True)
 class Source:
-    """One place where a set is published, and the names of its fields; `data/tasks.json` has all."""
+    """A place where a set is published, and the names of its fields; `data/tasks.json` lists all."""
 
     file: str = ""  # JSON lines in the user's folder, or within `archive`
     package: str = ""  # JSON lines of this package
-    repo: str = ""  # a hub id, read by the library `datasets` ...
+    repo: str = ""  # a hub id, loaded by the library `datasets` ...
     config: str | None = None
     split: str = "test"
     archive: str = ""  # ... or the name of a zip file there, whose data/FILE has the rows
@@ -36,7 +34,7 @@ class Source:
     note: str = ""
 
     def prompts(self, rows: Rows) -> tuple[Prompt, ...]:
-        """The prompts of the rows that `only` selects. A row without the fields raises InputError."""
+        """The prompts of the rows that `only` selects. Raises InputError for a row without the fields."""
         for where, row in rows:
             if not isinstance(row, Mapping):
                 raise InputError(f"{where}: not a JSON object; a set's lines are objects with the field '{self.turns}'")
@@ -71,8 +69,8 @@ class Source:
 def user_turns(where: str, messages: Sequence[Mapping[str, str]]) -> tuple[str, ...]:
     """The user's turns of a conversation; the model under test writes its own answers between them.
 
-    Recorded answers are left out. System messages go before the first turn's text, since not every chat template has a
-    place for them. Other roles, and a conversation without a user, raise InputError.
+    Recorded answers are dropped. System messages are put before the first turn's text, since not every chat template
+    supports them. Raises InputError for other roles, and without a message of the user.
     """
     by_role = {role: [m["content"] for m in messages if m["role"] == role] for role in ("system", "user", "assistant")}
     other = {m["role"] for m in messages} - by_role.keys()
@@ -87,45 +85,23 @@ def user_turns(where: str, messages: Sequence[Mapping[str, str]]) -> tuple[str, 
 
 
 def texts(value: Any) -> list[str]:
-    """The texts within a text, a list of them, or a list of lists."""
+    """A text, or the texts of a nested list, as one list."""
     if isinstance(value, list | tuple):
         return [t for v in value for t in texts(v)]
     return [] if value is None else [str(value)]
 
 
-def from_file(path: Path) -> Rows:
-    """Rows of a JSONL file. Raises InputError if there are none."""
-    return some(str(path), prompts.rows(path))
-
-
-def from_package(name: str) -> Rows:
-    """Rows of a file that ships with the package."""
-    return from_bytes(name, (files("outrider") / name).read_bytes())
-
-
-def from_bytes(origin: str, data: bytes) -> Rows:
-    """Rows of JSONL bytes; `origin` names them in errors."""
-    return some(origin, prompts.parse(origin, data.split(b"\n")))
-
-
-def some(origin: str, rows: Iterable[tuple[str, Any]]) -> Rows:
-    """All rows, at least one; else InputError."""
-    listed = list(rows)
-    if not listed:
-        raise InputError(f"{origin} has no prompts")
-    return listed
-
-
 def from_hub(source: Source, count: int | None) -> Rows:
-    """The first `count` rows (None: all). Raises whatever the hub's libraries raise."""
+    """The first `count` rows (None: all). Exceptions of the hub's libraries pass through."""
     if source.archive:
         from zipfile import ZipFile
 
         from huggingface_hub import hf_hub_download
 
         with ZipFile(hf_hub_download(source.repo, source.archive, repo_type="dataset")) as archive:
-            return from_bytes(f"{source.file} of {source.repo}", archive.read(f"data/{source.file}"))[:count]
-    from datasets import load_dataset  # not a dependency of this package; `tasks` says what to do without it
+            origin, data = f"{source.file} of {source.repo}", archive.read(f"data/{source.file}")
+            return list(prompts.parse(origin, data.split(b"\n")))[:count]
+    from datasets import load_dataset  # not a dependency of this package
 
     rows = load_dataset(source.repo, source.config, split=source.split, streaming=True)
     return [(f"{source.repo}, row {i}", row) for i, row in enumerate(islice(rows, count))]

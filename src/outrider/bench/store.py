@@ -1,19 +1,20 @@
-"""The files of a run: `run.json` has its settings, `samples.jsonl` one answer a line, appended.
+"""The files of a run: its settings in `run.json`, one answer a line in `samples.jsonl`.
 
-A run resumes where it stopped: what has a sample is not measured again. Settings that change what a sample means must
-stay the same; methods, tasks, temperatures and batch sizes may change.
+A run resumes where it stopped: what has a sample is not measured again. Settings on which samples depend must stay the
+same; methods, tasks, temperatures and batch sizes may change.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from .. import files
 from ..params import InputError
+from ..schema import from_dict
 from .types import VERSION, Sample
 
 FIXED = ("model", "dtype", "device", "compile", "tokens", "seed", "threads")  # within a folder
@@ -22,7 +23,7 @@ OPTIONS = {"model": "MODEL", "tokens": "--max-new-tokens"}  # the others are nam
 
 @dataclass
 class Store:
-    """A run's folder: its settings and samples, written as they come."""
+    """A run's folder: its settings and samples, appended one by one."""
 
     folder: Path
     samples: list[Sample] = field(default_factory=list)
@@ -51,50 +52,43 @@ class Store:
         return cls(folder, list(read_samples(folder)), session=header["sessions"], header=header)
 
     def begin(self) -> None:
-        """Write the header, once all arguments are checked. Raises InputError if the folder cannot be written."""
+        """Write the header, after all arguments are checked. Raises InputError if the folder cannot be written."""
         with files.writing(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
         files.write(self.folder / "run.json", json.dumps(self.header, indent=1) + "\n")
 
-    def said(self) -> str:
-        """What is kept, in words."""
-        count = len(self.samples)
-        return f"{count} answers are kept in {self.folder}" if count != 1 else f"1 answer is kept in {self.folder}"
-
     def add(self, sample: Sample) -> None:
-        files.append(self.folder / "samples.jsonl", json.dumps(sample.document(), separators=(",", ":")))
+        files.append(self.folder / "samples.jsonl", json.dumps(asdict(sample), separators=(",", ":")))
         self.samples.append(sample)
 
 
 def read_header(folder: Path) -> dict[str, Any]:
-    """A run's settings. Raises InputError if the folder has none, or those of another version."""
-    place = folder / "run.json"
+    """A run's settings. Raises InputError if they are damaged or if another version wrote them."""
+    path = folder / "run.json"
     try:
-        found: dict[str, Any] = json.loads(place.read_text(encoding="utf-8"))
-        version = found["format"]
-    except FileNotFoundError:
-        raise InputError(f"{folder} holds no benchmark run; give the folder that --out named") from None
+        header: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        version = header["format"]
     except (json.JSONDecodeError, KeyError, TypeError):
-        raise InputError(f"{place} is damaged; give another --out") from None
+        raise InputError(f"{path} is damaged; give another --out") from None
     if version != VERSION:
         raise InputError(
             f"{folder} holds a run of format {version} and this version writes {VERSION}; give another --out"
         )
-    return found
+    return header
 
 
 def read_samples(folder: Path) -> Iterator[Sample]:
     """The samples of a run; an incomplete last line is dropped from the file, so that appending can go on."""
-    place = folder / "samples.jsonl"
-    if not place.exists():
+    path = folder / "samples.jsonl"
+    if not path.exists():
         return
-    text = place.read_bytes()
-    whole = text.rfind(b"\n") + 1
-    if whole < len(text):
-        with place.open("r+b") as file:
-            file.truncate(whole)
-    for number, line in enumerate(text[:whole].splitlines(), 1):
+    text = path.read_bytes()
+    end = text.rfind(b"\n") + 1
+    if end < len(text):
+        with path.open("r+b") as file:
+            file.truncate(end)
+    for number, line in enumerate(text[:end].splitlines(), 1):
         try:
-            yield Sample.read(json.loads(line))
-        except (ValueError, TypeError, KeyError):
-            raise InputError(f"{place}, line {number}, is not a sample; give another --out") from None
+            yield from_dict(Sample, json.loads(line))
+        except (ValueError, TypeError, AttributeError):
+            raise InputError(f"{path}, line {number}, is not a sample; give another --out") from None

@@ -1,14 +1,14 @@
 """Tasks by name: `load("gsm8k", folder)`. `data/tasks.json` is the catalogue.
 
 A name is a task (`mt-bench`), a task whose prompts are cut (`narrativeqa@4096`), or a path that ends in .jsonl. Groups
-(`eagle`, `spec-bench`) stand for several tasks; see `expand`. Rows come from the user's folder, then from the hub; if
-neither has them an error says so. What differs from the papers' prompts is in `Task.note`, which is shown beside every
-figure.
+(`eagle`, `spec-bench`) stand for several tasks; see `expand`. Rows come from the user's folder, else from the hub.
+`Task.note` says what differs from the papers' prompts and is shown beside every figure.
 """
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
@@ -18,7 +18,8 @@ from pathlib import Path
 
 from .. import prompts as lines_of
 from ..params import InputError
-from .sources import Rows, Source, from_file, from_hub, from_package
+from ..schema import from_dict
+from .sources import Rows, Source, from_hub
 from .types import Prompt, Task
 
 
@@ -30,7 +31,7 @@ class Entry:
     kind: str
     about: str
     sources: tuple[Source, ...]
-    count: int | None = 80  # the first so many prompts, as in the papers; None takes all
+    count: int | None = 80  # the first N prompts, as in the papers; None: all
     raw: bool = False
     note: str = ""
 
@@ -47,10 +48,8 @@ class Group:
 def catalogue() -> tuple[dict[str, Group], dict[str, Entry]]:
     """Groups and tasks by name."""
     data = json.loads((files("outrider") / "bench" / "data" / "tasks.json").read_text(encoding="utf-8"))
-    groups = {name: Group(g["about"], tuple(g["tasks"])) for name, g in data["groups"].items()}
-    for entry in data["tasks"]:
-        entry["sources"] = tuple(Source(**{**s, "only": tuple(s.get("only", ()))}) for s in entry["sources"])
-    return groups, {e["name"]: Entry(**e) for e in data["tasks"]}
+    groups = {name: from_dict(Group, group) for name, group in data["groups"].items()}
+    return groups, {entry["name"]: from_dict(Entry, entry) for entry in data["tasks"]}
 
 
 def names() -> dict[str, str]:
@@ -59,27 +58,27 @@ def names() -> dict[str, str]:
     return {**{n: g.about for n, g in groups.items()}, **{n: f"{t.kind}: {t.about}" for n, t in tasks.items()}}
 
 
-def expand(wanted: Sequence[str]) -> list[str]:
-    """Groups as their tasks, `@N` passed on to each; without repetitions. Raises InputError for an unknown name.
+def expand(selected: Sequence[str]) -> list[str]:
+    """The names of tasks, groups expanded (with their `@N`), each once. Raises InputError for an unknown name.
 
     >>> expand(["longbench@1024"])[:2]
     ['narrativeqa@1024', 'qasper@1024']
     """
     groups, tasks = catalogue()
-    found: list[str] = []
-    for name in wanted:
+    expanded: list[str] = []
+    for name in selected:
         base, at = split(name)
         if base not in groups and base not in tasks and not is_file(base):
             raise InputError(unknown(base, names()))
-        found += [f"{task}{at}" for task in (groups[base].tasks if base in groups else (base,))]
-    return list(dict.fromkeys(found))
+        expanded += [f"{task}{at}" for task in (groups[base].tasks if base in groups else (base,))]
+    return list(dict.fromkeys(expanded))
 
 
 def load(name: str, folder: str | Path | None = None, limit: int | None = None) -> Task:
-    """The task of that name (not a group's), or of the user's own JSON lines.
+    """Load a task by name (not a group), or from the user's own JSON lines.
 
-    folder: where published files are looked for before the hub.
-    limit: at most so many prompts, spread evenly over the set, so that a set ordered by category keeps every category.
+    folder: of the published files; the hub is used for those it lacks.
+    limit: at most N prompts, spread evenly over the set, so that a set ordered by category keeps every category.
 
     Raises InputError for an unknown name, an unusable file and a set that is not available.
     """
@@ -93,26 +92,28 @@ def load(name: str, folder: str | Path | None = None, limit: int | None = None) 
     else:
         raise InputError(unknown(base, catalogue()[1]))
     length = int(at[1:]) if at else None
-    if length is not None and length < 2:
-        raise InputError(f"{name}: prompts are cut to at least 2 tokens")
     if length is not None:
+        if length < 2:
+            raise InputError(f"{name}: prompts are cut to at least 2 tokens")
         note = f"prompts of more than {length} tokens are cut to their first and last halves"
         task = replace(task, note="; ".join(filter(None, (task.note, note))))
     return replace(task, name=name, cut=length, prompts=spread(task.prompts, limit))
 
 
 def is_file(name: str) -> bool:
-    """Whether a task's name means a file of the user's own, or the standard input."""
+    """Whether a task's name is a file of the user's own, or - for stdin."""
     return name == "-" or name.endswith(".jsonl") or (name not in catalogue()[1] and Path(name).is_file())
 
 
 def own(file: Path) -> Task:
     """The user's JSON lines: {"id", "turns"}, or what `outrider generate` reads (`outrider.prompts`).
 
-    Turns and messages are chats (`sources.user_turns`); texts and prompts are raw, to be continued. A file has only one
-    of the two kinds. `id`, `category` and `reference` are optional.
+    Turns and messages are chats (`sources.user_turns`); texts and prompts are raw, to be continued. A file has one of
+    the two kinds only. `id`, `category` and `reference` are optional.
     """
-    rows = from_file(file)
+    rows = list(lines_of.rows(file))
+    if not rows:
+        raise InputError(f"{file} has no prompts")
     chats = [isinstance(row, dict) and ("turns" in row or "messages" in row) for _, row in rows]
     if any(chats) != all(chats):
         where = rows[chats.index(not chats[0])][0]
@@ -146,7 +147,7 @@ def spread(prompts: tuple[Prompt, ...], limit: int | None) -> tuple[Prompt, ...]
 
 def published(entry: Entry, folder: Path | None) -> Task:
     """A task of the catalogue."""
-    source, rows = rows_of(entry, folder)
+    source, rows = fetch(entry, folder)
     prompts = distinct(entry.name, source.prompts(rows)[: entry.count])
     if not prompts:
         raise InputError(f"{source.file or source.repo} has no prompts of the task {entry.name}; fetch it again")
@@ -154,15 +155,15 @@ def published(entry: Entry, folder: Path | None) -> Task:
     return Task(entry.name, prompts, entry.raw, kind=entry.kind, note=note)
 
 
-def rows_of(entry: Entry, folder: Path | None) -> tuple[Source, Rows]:
-    """From this package, else the folder, else the hub."""
+def fetch(entry: Entry, folder: Path | None) -> tuple[Source, Rows]:
+    """The rows of a task, from this package, else the folder, else the hub."""
     if folder is not None and not folder.is_dir():
         raise InputError(f"there is no folder {folder}; --data names the one that has the tasks' files")
     for source in entry.sources:
         if source.package:
-            return source, from_package(source.package)
+            return source, list(lines_of.rows(str(files("outrider") / source.package)))
         if folder is not None and source.file and (folder / source.file).is_file():
-            return source, from_file(folder / source.file)
+            return source, list(lines_of.rows(folder / source.file))
     why = "it is not on the hub"
     for source in entry.sources:
         if source.repo:
@@ -171,11 +172,10 @@ def rows_of(entry: Entry, folder: Path | None) -> tuple[Source, Rows]:
             except ImportError:
                 why = "the library `datasets`, which reads it from the hub, is not installed"
             except Exception as error:  # the hub's clients have a dozen types of their own
-                lines = str(error).strip().splitlines()
-                line = (lines[0] if lines else type(error).__name__).partition(". ")[0][:160].rstrip(".")
+                line = (str(error).strip() or type(error).__name__).splitlines()[0].partition(". ")[0][:160].rstrip(".")
                 why = f"the hub does not give {source.repo}: {line}"
-    wanted = " or ".join(s.file for s in entry.sources if s.file)
-    raise InputError(f"the task {entry.name} needs --data FOLDER with {wanted} ({why}); the task sample needs nothing")
+    missing = " or ".join(s.file for s in entry.sources if s.file)
+    raise InputError(f"the task {entry.name} needs --data FOLDER with {missing} ({why}); the task sample needs nothing")
 
 
 def split(name: str) -> tuple[str, str]:
@@ -185,17 +185,15 @@ def split(name: str) -> tuple[str, str]:
 
 
 def unknown(name: str, known: Mapping[str, object]) -> str:
-    """The sentence for a name that is unknown."""
+    """The message for an unknown name."""
     near = get_close_matches(name, known, n=3, cutoff=0.5)
     advice = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(catalogue()[0])} and more"
     return f"there is no task {name}: {advice} (`outrider bench tasks` lists them; a path ends in .jsonl)"
 
 
 def distinct(name: str, prompts: tuple[Prompt, ...]) -> tuple[Prompt, ...]:
-    """The same prompts. Raises InputError if two have one id, since results are kept by id."""
-    seen: set[str] = set()
-    for prompt in prompts:
-        if prompt.id in seen:
-            raise InputError(f"{name} has two prompts with the id {prompt.id}; give each its own")
-        seen.add(prompt.id)
+    """The same prompts. Raises InputError if two have the same id, since results are kept by id."""
+    twice = [id for id, count in Counter(prompt.id for prompt in prompts).items() if count > 1]
+    if twice:
+        raise InputError(f"{name} has two prompts with the id {twice[0]}; give each its own")
     return prompts

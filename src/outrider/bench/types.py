@@ -1,33 +1,27 @@
-"""The terms of the benchmark: a task has prompts, a method answers them, a sample is one answer and what it took.
+"""The terms of the benchmark: a task has prompts, a method decodes them, a sample is one answer with its times.
 
 A *cell* is (task, temperature, batch size, method): one line of the report. The cells that share task, temperature and
-batch size are a *group*: its methods take turns prompt by prompt (A B A B), so that a disturbance of the machine
-affects all of them. Samples are appended to a file one by one; an interrupted run resumes where it stopped.
+batch size are a *group*: its methods alternate prompt by prompt (A B A B), so that a disturbance of the machine affects
+all of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
 
-if TYPE_CHECKING:
-    from ..core.types import Usage
+from ..core.types import Usage
 
 VERSION = 3  # of the files of a run
 OURS = "outrider"  # the peer that runs our engine
 PLAIN = "none"  # the drafter of plain decoding, which speed-ups are ratios to
-PACKED = "int8", "native"  # quantised weights: another target than the full one
+QUANTISED = "int8", "native"  # variants whose weights are quantised: another distribution than the full weights'
 
 
 def weights_of(variant: str) -> str:
     """The weights of a variant of the target: full, int8 or native."""
-    return variant if variant in PACKED else "full"
-
-
-def text_of(variant: str) -> str:
-    """A name shared by the variants that write the same text: all of full weights; quantised ones each their own."""
-    return "full" if weights_of(variant) == "full" else variant
+    return variant if variant in QUANTISED else "full"
 
 
 @dataclass(frozen=True)
@@ -54,7 +48,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Method:
-    """One way to decode: a drafter with what it runs under, or a peer."""
+    """One way to decode: a drafter with its rule, budget and variant of the target, or a peer."""
 
     spec: str
     rule: str = "coupled"  # with options, as in typical?epsilon=0.09&delta=0.3
@@ -78,9 +72,9 @@ class Method:
 
 @dataclass(frozen=True)
 class Ask:
-    """What every method is asked for."""
+    """The settings of one call, the same for every method."""
 
-    limit: int  # new tokens of each row, at most
+    limit: int  # new tokens of each row
     temperature: float
     seeds: tuple[int, ...]  # one for each row
     eos: frozenset[int]
@@ -105,10 +99,10 @@ class Peer(Protocol):
 
 @dataclass
 class Turn:
-    """One turn of a batch: what was written and what it took."""
+    """One turn of a batch: its tokens and its times."""
 
     tokens: list[list[int]]
-    seconds: float  # of the whole call, by the runner's clock
+    seconds: float  # of the call, prefill included, by the runner's clock
     prefill: float
     usages: list[Usage] = field(default_factory=list)
     memory: dict[str, int] = field(default_factory=dict)  # bytes by part; see `Runner.weigh`
@@ -132,20 +126,6 @@ class Sample:
     faults: list[str] = field(default_factory=list)  # why it does not count
 
     @property
-    def cell(self) -> tuple[Any, ...]:
-        return (self.task, self.temperature, self.batch, self.method)
-
-    @property
     def pair_key(self) -> tuple[Any, ...]:
-        """What samples of different methods share that answered the same prompts in turn."""
+        """The same for samples of different methods that answered the same prompts in the same session and repeat."""
         return (self.task, self.chunk, self.repeat, self.session)
-
-    def document(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def read(cls, line: dict[str, Any]) -> Sample:
-        from ..core.types import Usage
-
-        turns = [Turn(**{**t, "usages": [Usage(**u) for u in t["usages"]]}) for t in line["turns"]]
-        return cls(**{**line, "turns": turns})

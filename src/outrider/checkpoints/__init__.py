@@ -1,11 +1,11 @@
-"""Drafters' weights on disk: the native layout, the layouts of others, and what the serving engines load.
+"""Drafters' weights on disk: the native layout, other projects' layouts, and those of serving engines.
 
-`read` takes any of them apart and gives native keys and a native config; `write` goes the other way; `check` finds in a
-written folder what the engines' own loaders let through. Everything here is tensors and dictionaries: no network.
+`read` converts any of them to native keys and a native config; `write` does the reverse; `check` detects errors in a
+written folder that the engines' loaders accept. Everything here is tensors and dictionaries, without networks.
 """
 
-from .parts import Found
+from .parts import Checkpoint
 from .read import method_of, read
 from .target import Facts
 
-__all__ = ["Facts", "Found", "method_of", "read"]
+__all__ = ["Checkpoint", "Facts", "method_of", "read"]

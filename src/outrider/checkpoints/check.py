@@ -1,7 +1,7 @@
-"""`check`: what is wrong with an exported folder, of the things that the engines' own loaders let through.
+"""`check`: errors of an exported folder that the engines' own loaders accept.
 
-They fill what is missing with random numbers, skip what they do not know, and take absolute ids for offsets; the only
-sign is a low acceptance. The folder is judged by its own config and by the target, not by the code that wrote it.
+They initialise missing tensors randomly, skip unknown ones, and mistake absolute ids for offsets; the only symptom is a
+low acceptance. The folder is compared with its own config and the target, not with the code that wrote it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ DFLASH, DFLASH2 = ["DFlashDraftModel"], [dflash.DFLASH2]
 
 
 def check(folder: str | Path, to: str, facts: Facts) -> list[str]:
-    """Sentences, one for each fault; none where the engine `to` will load what was meant."""
+    """One sentence per error; none if the engine `to` loads the drafter correctly."""
     folder = Path(folder)
     try:
         return list(_faults(folder, to, facts))
@@ -39,7 +39,7 @@ def _faults(folder: Path, to: str, facts: Facts) -> Iterator[str]:
     if to == "medusa":
         from .read import read
 
-        native.check(read(folder, facts), folder)  # reading it is as strict as it gets
+        native.check(read(folder, facts), folder)  # `read` is strict
         return
     weights = weights_of(folder)
     architectures = config.get("architectures")
@@ -133,8 +133,8 @@ def _eagle3(
         del table["d2t"], table["t2d"]
     middle = "layers.0." if to == "speculators" else "midlayer."
     table = {peagle.named(name, middle): shape for name, shape in table.items()}
-    said = to == "safeailab" and "target_hidden_size" in config  # its code then takes the file's embedding
-    if to == "speculators" or h != wide or facts.scaled or said or "embed_tokens.weight" in names:
+    stated = to == "safeailab" and "target_hidden_size" in config  # its code then takes the file's embedding
+    if to == "speculators" or h != wide or facts.scaled or stated or "embed_tokens.weight" in names:
         table["embed_tokens.weight"] = (vocab, h)
     return table, frozenset()
 
@@ -213,7 +213,7 @@ def _vocabulary(weights: Weights, table: Mapping[str, Shape], facts: Facts) -> I
 
 
 def _embedding(weights: Weights, config: Mapping[str, Any], facts: Facts) -> Iterator[str]:
-    """EAGLE's is always the target's; EAGLE-3's, unless it is the drafter's own."""
+    """Check the embedding: EAGLE's is always the target's; EAGLE-3's, unless it is the drafter's own."""
     copy, own = weights["embed_tokens.weight"], facts.embedding()
     block = config.get("outrider") or {}
     if block.get("own_embedding"):

@@ -1,15 +1,15 @@
 """Layouts of block drafters: DFlash and DFlash 2 (z-lab, SpecForge), JetSpec, DSpark (DeepSpec), and speculators'.
 
-fc, hidden_norm, norm, layers.{i}.*                  named as in our network; embedding and head are the target's
+fc, hidden_norm, norm, layers.{i}.*                  as in our network; embedding and head are the target's
 markov_head.markov_{w1,w2}.weight                    DSpark's pair head, [V, r] and [Vd, r]
 candidate_selector.*                                 DFlash 2's pair head: codebooks [V, r], hidden_projection [r, h]
-layers.{i}.{attention,mlp}_conv.*                    DFlash 2's convolutions, named as in our network
-confidence_head.*                                    read by nobody here, so it is left out
+layers.{i}.{attention,mlp}_conv.*                    DFlash 2's convolutions, as in our network
+confidence_head.*                                    unused here, so it is dropped
 lm_head.weight, d2t, t2d                             speculators: a draft vocabulary
 
-DFlash counts `target_layer_ids` as layer outputs from 0 (our tap is one more), speculators counts hidden states as we
-do. In DFlash and JetSpec slot j predicts the token at a + j, in DSpark the one at a + j + 1. Whether a slot sees the
-later slots is spelled in three ways; they must agree. speculators 0.9.0 has none of them: there it follows from the
+DFlash's `target_layer_ids` number layer outputs from 0 (our tap is one more); speculators' number hidden states, as
+ours do. In DFlash and JetSpec slot j predicts the token at a + j, in DSpark the one at a + j + 1. Three fields say
+whether a slot attends to later slots; they must agree. speculators 0.9.0 has none of them: there it follows from the
 layers' windows.
 """
 
@@ -24,7 +24,7 @@ from ..nets.layer import LayerShape
 from ..params import InputError
 from ..schema import from_dict, to_dict
 from . import native
-from .parts import Bag, Found, Shape, extras, flag, layer_of, llama, number
+from .parts import Bag, Checkpoint, Shape, extras, flag, layer_of, llama, number
 from .safeailab import fits
 from .target import Facts
 
@@ -37,20 +37,20 @@ SELECTOR = {
     "pair_hidden.weight": "candidate_selector.hidden_projection.weight",
 }
 MARKOV = {name: f"markov_head.{name}" for name in ("markov_w1.weight", "markov_w2.weight")}
-TOP = 16  # candidates of DFlash 2's pair head where nothing else is said
+TOP = 16  # default number of candidates of DFlash 2's pair head
 
 
 def is_block(config: Mapping[str, Any], names: frozenset[str]) -> bool:
-    """Is it a folder of z-lab's, SpecForge's, JetSpec's or DeepSpec's?"""
+    """Whether it is a folder of z-lab, SpecForge, JetSpec or DeepSpec."""
     named = "dflash_config" in config or config.get("architectures") == [DSPARK]
     return named or {"fc.weight", "hidden_norm.weight"} <= names
 
 
-def read(bag: Bag, config: Mapping[str, Any], facts: Facts | None) -> Found:
+def read(bag: Bag, config: Mapping[str, Any], facts: Facts | None) -> Checkpoint:
     """DFlash, JetSpec or DSpark.
 
     Raises:
-        InputError: a part is missing, unknown or of another shape.
+        InputError: a tensor is missing, unknown or of another shape.
     """
     inner, dspark = dict(config.get("dflash_config") or {}), config.get("architectures") == [DSPARK]
     given = {**config, **inner}
@@ -62,7 +62,7 @@ def read(bag: Bag, config: Mapping[str, Any], facts: Facts | None) -> Found:
     return _found(bag, config, given, taps, causal_of(config, inner), dspark, facts, layout)
 
 
-def speculators(bag: Bag, config: Mapping[str, Any], facts: Facts | None) -> Found:
+def speculators(bag: Bag, config: Mapping[str, Any], facts: Facts | None) -> Checkpoint:
     """A `dflash`, `dflash2` or `dspark` folder of speculators."""
     inner = config.get("transformer_layer_config")
     if not isinstance(inner, dict):
@@ -72,26 +72,25 @@ def speculators(bag: Bag, config: Mapping[str, Any], facts: Facts | None) -> Fou
     taps = [int(i) for i in given.get("aux_hidden_state_layer_ids") or ()]
     from_anchor = flag(config, "sample_from_anchor", bag.where, kind == "dspark")
     open_ = flag(config, "sliding_window_non_causal", bag.where, kind == "dflash2")
-    said = {"is_causal": _causal_by_windows(inner, open_), **{k: v for k, v in given.items() if v is not None}}
-    return _found(bag, inner, given, taps, causal_of(said, {}), from_anchor, facts, f"speculators {KINDS[kind]}")
+    fields_ = {"is_causal": _causal_by_windows(inner, open_), **{k: v for k, v in given.items() if v is not None}}
+    return _found(bag, inner, given, taps, causal_of(fields_, {}), from_anchor, facts, f"speculators {KINDS[kind]}")
 
 
 def _causal_by_windows(layer: Mapping[str, Any], open_: bool) -> bool | None:
-    """What speculators makes of its layers: those with a window are causal unless `open_`, all others are not; None
-    where some are."""
+    """Causality in speculators: layers with a window are causal unless `open_`, others are not; None if they differ."""
     windows = {not open_ and kind == "sliding_attention" for kind in layer.get("layer_types") or ("full_attention",)}
     return windows.pop() if len(windows) == 1 else None
 
 
 def causal_of(config: Mapping[str, Any], inner: Mapping[str, Any]) -> bool | None:
-    """Whether a slot sees only the slots before it; None where a config says both.
+    """Whether a slot attends to earlier slots only; None if the config contradicts itself.
 
-    vLLM reads `is_causal`, else `dflash_config.causal`; JetSpec writes `dflash_config.causal_head`. A config that says
-    nothing is DFlash's own, which is not causal; layers that attend to a window are then causal in vLLM, unless
+    vLLM reads `is_causal`, else `dflash_config.causal`; JetSpec writes `dflash_config.causal_head`. A config without
+    these is DFlash's, which is not causal; layers with a window are then causal in vLLM, unless
     `sliding_window_non_causal`.
     """
-    said = [config.get("is_causal"), inner.get("causal"), inner.get("causal_head"), config.get("causal_head")]
-    known = {bool(value) for value in said if value is not None}
+    fields_ = [config.get("is_causal"), inner.get("causal"), inner.get("causal_head"), config.get("causal_head")]
+    known = {bool(value) for value in fields_ if value is not None}
     windows = "sliding_attention" in (config.get("layer_types") or ())
     if not known and windows and not config.get("sliding_window_non_causal"):
         return None
@@ -99,15 +98,15 @@ def causal_of(config: Mapping[str, Any], inner: Mapping[str, Any]) -> bool | Non
 
 
 def faults(config: Mapping[str, Any], where: object, facts: Facts) -> Iterator[str]:
-    """Sentences, one for each fault in the config of an exported DFlash folder."""
+    """One sentence per error in the config of an exported DFlash folder."""
     inner = config.get("dflash_config") or {}
-    said = {
+    fields_ = {
         "is_causal": config.get("is_causal"),
         "dflash_config.causal": inner.get("causal"),
         "dflash_config.causal_head": inner.get("causal_head"),
     }
-    if len({repr(value) for value in said.values()}) > 1 or None in said.values():
-        yield f"{', '.join(said)} must all be there and say the same: every engine reads another one"
+    if len({repr(value) for value in fields_.values()}) > 1 or None in fields_.values():
+        yield f"{', '.join(fields_)} must all be present and agree, since engines read different ones"
     ids, mask = inner.get("target_layer_ids"), inner.get("mask_token_id")
     if not isinstance(ids, list) or not ids or len(set(ids)) < len(ids):
         yield f"target_layer_ids is {ids}, where distinct layers belong"
@@ -118,7 +117,7 @@ def faults(config: Mapping[str, Any], where: object, facts: Facts) -> Iterator[s
 
 
 def table_of(config: Mapping[str, Any], where: object) -> dict[str, Shape]:
-    """Keys and shapes that the config of a DFlash folder asks for."""
+    """Keys and shapes by the config of a DFlash folder."""
     layer, vocab, inner = (
         layer_of(config, where),
         number(config, "vocab_size", where),
@@ -145,7 +144,7 @@ def _found(
     from_anchor: bool,
     facts: Facts | None,
     layout: str,
-) -> Found:
+) -> Checkpoint:
     where, notes = bag.where, list[str]()
     shape = layer_of(config, where)
     for name in bag.names:
@@ -184,11 +183,11 @@ def _found(
             notes.append(f"{name} is not used here, so it is left out")
             bag.drop(name)
     bag.close()
-    return Found(layout, "block", made, tensors, notes)
+    return Checkpoint(layout, "block", made, tensors, notes)
 
 
 def _conv(bag: Bag, hidden: int) -> dict[str, int]:
-    """The sizes of DFlash 2's convolutions, where there are any."""
+    """The sizes of DFlash 2's convolutions, if any."""
     first = "layers.0.attention_conv."
     if f"{first}base_kernel" not in bag:
         return {}
@@ -196,13 +195,13 @@ def _conv(bag: Bag, hidden: int) -> dict[str, int]:
     return {"conv": taps, "conv_group": hidden * 2 * taps // max(rows, 1)}
 
 
-def folder(found: Found, facts: Facts) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """A DFlash or DFlash 2 folder as vLLM and SGLang load it, causality spelled for each of them.
+def folder(checkpoint: Checkpoint, facts: Facts) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """A DFlash or DFlash 2 folder for vLLM and SGLang, with causality in the fields of both.
 
     Raises:
-        InputError: the drafter has parts that DFlash has no place for.
+        InputError: the drafter has parts that DFlash does not support.
     """
-    config = found.config
+    config = checkpoint.config
     layer, taps, second = from_dict(LayerShape, config["layer"]), list(config["taps"]), _second(config)
     lacks = [
         reason
@@ -219,7 +218,7 @@ def folder(found: Found, facts: Facts) -> tuple[dict[str, Any], dict[str, Tensor
         if wrong
     ]
     if lacks:
-        raise InputError(f"DFlash has no place for parts of this drafter; train it with {', '.join(lacks)}")
+        raise InputError(f"DFlash does not support parts of this drafter; train it with {', '.join(lacks)}")
     if min(taps) < 1 or (facts.layers and max(taps) > facts.layers):
         raise InputError(
             f"DFlash reads the outputs of layers; hidden states {taps} are not all such, so train with others"
@@ -241,14 +240,14 @@ def folder(found: Found, facts: Facts) -> tuple[dict[str, Any], dict[str, Tensor
             "causal_head": config["causal"],
             **second,
         },
-        "dtype": str(found.tensors["fc.weight"].dtype).removeprefix("torch."),
+        "dtype": str(checkpoint.tensors["fc.weight"].dtype).removeprefix("torch."),
         "outrider": {name: config[name] for name in OURS},
     }
-    return made, {SELECTOR.get(name, name): tensor for name, tensor in found.tensors.items()}
+    return made, {SELECTOR.get(name, name): tensor for name, tensor in checkpoint.tensors.items()}
 
 
 def _second(config: Mapping[str, Any]) -> dict[str, int]:
-    """What DFlash 2 says beyond DFlash."""
+    """The fields of DFlash 2 beyond DFlash."""
     if config["pair_head"] != "selector":
         return {}
     return {

@@ -1,4 +1,4 @@
-"""Files of a checkpoint's folder: JSON, and weights that are read when they are asked for."""
+"""Files of a checkpoint's folder: JSON, and lazily loaded weights."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # each also in shards, lis
 
 
 def folder_of(path: str | Path) -> Path:
-    """A folder, what ships with the package (`demo/hass`), or the local copy of a hub id (fetched if need be, without
-    code)."""
+    """A folder, one that ships with the package (`demo/hass`), or the local copy of a hub id (downloaded if need be,
+    without code)."""
     folder = shipped.folder_of(path)
     if folder.is_dir():
         return folder
@@ -32,25 +32,25 @@ def folder_of(path: str | Path) -> Path:
 
     try:
         return Path(snapshot_download(str(path), allow_patterns=["*.json", "*.safetensors", "*.bin", "*.pt"]))
-    except Exception as error:  # the hub's client has a dozen types of its own
+    except Exception as error:  # the hub's client has many exception types
         raise InputError(f"there is no folder {path}, and the hub does not give it ({_line(error)})") from None
 
 
 def json_of(file: Path) -> dict[str, Any]:
-    """A JSON object, as the file has it: no library's defaults."""
+    """A JSON object, without a library's defaults."""
     if not file.is_file():
         raise InputError(f"{file.parent} is no folder of a drafter: it lacks {file.name}")
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        value = json.loads(file.read_text(encoding="utf-8"))
     except (json.JSONDecodeError, UnicodeDecodeError):
         raise InputError(f"{file} is not valid JSON; fetch it again") from None
-    if not isinstance(found, dict):
+    if not isinstance(value, dict):
         raise InputError(f"{file} is not a JSON object; fetch it again")
-    return found
+    return value
 
 
 class Weights:
-    """Tensors by name, read when asked for."""
+    """Tensors by name, loaded lazily."""
 
     def __init__(self, files: list[Path], where: object):
         self.where = where
@@ -104,25 +104,25 @@ def _safe(file: Path) -> Iterator[Any]:
 
 
 def _unpickled(file: Path) -> dict[str, Tensor]:
-    """A pickle's tensors. Only tensors are read: a pickle that wants to run code is refused."""
+    """A pickle's tensors; pickles that would run code are refused."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of pickles that are refused a line later
+            warnings.simplefilter("ignore")  # about pickles that are refused below
             try:
-                found = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+                tensors = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
             except RuntimeError:  # the format before 2020 cannot be mapped
-                found = torch.load(file, map_location="cpu", weights_only=True)
+                tensors = torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:
         raise InputError(f"{file} holds more than tensors and is not loaded, since a pickle can run code") from None
     except (RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
         raise InputError(f"{file} is damaged ({_line(error)}); fetch it again") from None
-    if not isinstance(found, dict) or not all(isinstance(t, Tensor) for t in found.values()):
+    if not isinstance(tensors, dict) or not all(isinstance(t, Tensor) for t in tensors.values()):
         raise InputError(f"{file} is not a table of tensors; export the drafter's state dict alone")
-    return found
+    return tensors
 
 
 def weights_of(folder: Path, *names: str) -> Weights:
-    """The weights in the first of these files that is there, whole or in shards."""
+    """The weights in the first of these files that exists, as one file or in shards."""
     for name in names or WEIGHTS:
         if (folder / name).is_file():
             return Weights([folder / name], folder)
@@ -144,7 +144,7 @@ def put(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor], 
 
         try:
             save_file(kept, folder / name, metadata={"format": "pt"})
-        except SafetensorError as error:  # a full disk comes as this
+        except SafetensorError as error:  # such as a full disk
             raise OSError(_line(error)) from None
     else:
         torch.save(kept, folder / name)

@@ -1,7 +1,7 @@
 """Hydra's layout: `hydra_lm_head.pt` of grounded heads, plain (mlp) or behind a decoder layer (prefix-mlp, Hydra++).
 
 hydra_mlp.{i}.1.{linear,res_connection}.*     the first block of head i, [h, h (i + 2)]
-hydra_mlp.{i}.{3,5,7}.linear.*                the next ones
+hydra_mlp.{i}.{3,5,7}.linear.*                the next blocks
 hydra_lm_head.{i}.1.*                         with a bias
 prefix_embeding_layer.*                       (sic) a Llama model of one layer with the target's shape
 input_embed_fn.weight                         the target's embedding
@@ -16,15 +16,15 @@ from typing import Any
 from ..params import InputError
 from ..schema import to_dict
 from . import native
-from .parts import Bag, Found, layer_of
+from .parts import Bag, Checkpoint, layer_of
 from .safeailab import fits, same_embedding
 from .target import Facts
 
 FILE = "hydra_lm_head.pt"
 
 
-def read(bag: Bag, config: Mapping[str, Any], facts: Facts | None) -> Found:
-    """A Hydra folder's drafter. Raises InputError for heads of a kind that is not Hydra's own."""
+def read(bag: Bag, config: Mapping[str, Any], facts: Facts | None) -> Checkpoint:
+    """Load a Hydra folder. Raises InputError for heads of another kind."""
     where = bag.where
     arch = config.get("hydra_head_arch", "mlp")
     if arch not in ("mlp", "prefix-mlp"):
@@ -41,7 +41,7 @@ def read(bag: Bag, config: Mapping[str, Any], facts: Facts | None) -> Found:
     notes = []
     for name, seen in (("hydra_num_heads", heads), ("hydra_num_layers", layers)):
         if config.get(name) not in (None, seen):
-            notes.append(f"the config says {name} {config[name]} and the weights hold {seen}: the weights are right")
+            notes.append(f"the config says {name} {config[name]} and the weights have {seen}: the weights are used")
     layer = None
     if prefixed:
         base = facts.config if facts is not None else config
@@ -66,11 +66,11 @@ def read(bag: Bag, config: Mapping[str, Any], facts: Facts | None) -> Found:
             kind = "the target's" if name.startswith("input") else "not used"
             notes.append(f"{name} is {kind}, so it is left out")
     bag.close()
-    return Found("Hydra++" if prefixed else "Hydra", "hydra", made, tensors, notes)
+    return Checkpoint("Hydra++" if prefixed else "Hydra", "hydra", made, tensors, notes)
 
 
 def _name(native_name: str) -> str:
-    """A native key as Hydra's code has it."""
+    """A native key in Hydra's naming."""
     if m := re.match(r"heads\.(\d+)\.blocks\.(\d+)\.(.*)", native_name):
         return f"hydra_mlp.{m[1]}.{2 * int(m[2]) + 1}.{m[3]}"
     if m := re.match(r"heads\.(\d+)\.lm_head\.(.*)", native_name):

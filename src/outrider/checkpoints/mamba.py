@@ -1,8 +1,8 @@
-"""Mamba checkpoints in the layout of their authors (`mamba_ssm`), told in the words of transformers.
+"""Mamba checkpoints in their authors' layout (`mamba_ssm`), converted to that of transformers.
 
 `config.json` has `d_model`, `n_layer`, `vocab_size` (padded up to a multiple of `pad_vocab_size_multiple` in the
-weights) and `ssm_cfg`, which names Mamba-2 by its `layer`; weights are keyed `backbone.*`, mostly as transformers keys
-them. Tokenizers are not part of it.
+weights) and `ssm_cfg`, whose `layer` names Mamba-2; weights are keyed `backbone.*`, mostly like those of transformers.
+Tokenizers are not included.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ KNOWN = {"layer", "d_state", "d_conv", "expand", "headdim", "ngroups", "dt_rank"
 
 
 def original(path: str | Path) -> bool:
-    """Is this a folder in the authors' layout?"""
+    """Whether a folder is in the authors' layout."""
     file = Path(path) / "config.json"
     if not file.is_file():
         return False
@@ -31,7 +31,7 @@ def original(path: str | Path) -> bool:
 
 
 def read(path: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The config and the tensors as transformers' MambaForCausalLM or Mamba2ForCausalLM has them."""
+    """Config and tensors of transformers' MambaForCausalLM or Mamba2ForCausalLM."""
     folder = folder_of(path)
     config = _config(json_of(folder / "config.json"), path)
     weights = weights_of(folder, "model.safetensors", "pytorch_model.bin")
@@ -49,10 +49,10 @@ def _key(name: str) -> str:
     return name.replace("backbone.embedding.", "backbone.embeddings.")
 
 
-def _whole(given: Mapping[str, Any], name: str, default: int, path: str | Path) -> int:
+def _integer(given: Mapping[str, Any], name: str, default: int, path: str | Path) -> int:
     value = given.get(name, default)
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise InputError(f"{name} in the config of {path} must be a positive whole number, not {value!r}")
+        raise InputError(f"{name} in the config of {path} must be a positive integer, not {value!r}")
     return value
 
 
@@ -67,12 +67,12 @@ def _config(given: Mapping[str, Any], path: str | Path) -> dict[str, Any]:
     layer = ssm.get("layer", "Mamba1")
     if layer not in ("Mamba1", "Mamba2"):
         raise InputError(f"{path} has layers of the kind {layer!r}; a state-space drafter is Mamba1 or Mamba2")
-    width, expand = _whole(given, "d_model", 0, path), _whole(ssm, "expand", 2, path)
+    width, expand = _integer(given, "d_model", 0, path), _integer(ssm, "expand", 2, path)
     shared = {
         "hidden_size": width,
-        "num_hidden_layers": _whole(given, "n_layer", 0, path),
+        "num_hidden_layers": _integer(given, "n_layer", 0, path),
         "expand": expand,
-        "conv_kernel": _whole(ssm, "d_conv", 4, path),
+        "conv_kernel": _integer(ssm, "d_conv", 4, path),
         "use_bias": bool(ssm.get("bias", False)),
         "use_conv_bias": bool(ssm.get("conv_bias", True)),
         "residual_in_fp32": bool(given.get("residual_in_fp32", True)),
@@ -81,15 +81,15 @@ def _config(given: Mapping[str, Any], path: str | Path) -> dict[str, Any]:
     }
     if layer == "Mamba1":
         auto = ssm.get("dt_rank", "auto") == "auto"
-        rank = math.ceil(width / 16) if auto else _whole(ssm, "dt_rank", 0, path)
-        state = _whole(ssm, "d_state", 16, path)
+        rank = math.ceil(width / 16) if auto else _integer(ssm, "dt_rank", 0, path)
+        state = _integer(ssm, "d_state", 16, path)
         return {"model_type": "mamba", **shared, "state_size": state, "time_step_rank": rank}
-    head, groups, limit = _whole(ssm, "headdim", 64, path), _whole(ssm, "ngroups", 1, path), ssm.get("dt_limit")
+    head, groups, limit = _integer(ssm, "headdim", 64, path), _integer(ssm, "ngroups", 1, path), ssm.get("dt_limit")
     if expand * width % head or expand * width // head % groups:
         raise InputError(f"heads of {head} in {groups} groups do not divide the {expand * width} channels of {path}")
     if limit is not None and not (isinstance(limit, list) and len(limit) == 2):
         raise InputError(f"dt_limit in the config of {path} must be two numbers, not {limit!r}")
     return {
-        "model_type": "mamba2", **shared, "state_size": _whole(ssm, "d_state", 128, path), "head_dim": head,
+        "model_type": "mamba2", **shared, "state_size": _integer(ssm, "d_state", 128, path), "head_dim": head,
         "num_heads": expand * width // head, "n_groups": groups, "time_step_limit": tuple(limit or (0.0, math.inf)),
     }  # fmt: skip

@@ -2,10 +2,8 @@
 
 In format 1 tensors are plain, in 2 matrices are int8 beside their scales (`nets/int8.py`).
 
-A drafter that was trained here also names the target's weights that it was trained for, by a mark ("target_weights").
-
-Which tensors belong to a config is asked of the network itself: `NETWORK` of the drafter's file, built without numbers.
-Every layout is read against it.
+A drafter trained by Outrider also has a mark of its target's weights ("target_weights"). The tensors of a config are
+those of the network itself: `NETWORK` of the drafter's file, built without weights. All layouts are checked against it.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ from ..nets.network import Network
 from ..params import InputError
 from ..schema import to_dict
 from .files import folder_of, json_of, put, weights_of
-from .parts import Bag, Found, Shape
+from .parts import Bag, Checkpoint, Shape
 
 PLAIN, INT8 = 1, 2  # formats
 MARK = "target_weights"
@@ -35,17 +33,17 @@ def network(method: str, where: object = "this folder") -> Network:
     """The network of a trained drafter.
 
     Raises:
-        InputError: there is no such drafter, or it has no weights of its own.
+        InputError: the drafter is unknown, or has no weights.
     """
     known = method in plugins.names("drafters")
-    found = getattr(plugins.module("drafters", method), "NETWORK", None) if known else None
-    if found is None:
-        raise InputError(f"{where} says that it holds {method!r}, which has no weights of its own to read")
-    return found
+    net = getattr(plugins.module("drafters", method), "NETWORK", None) if known else None
+    if net is None:
+        raise InputError(f"{where} names the drafter {method!r}, which has no weights")
+    return net
 
 
 def table(method: str, config: Mapping[str, Any], where: object = "this folder") -> dict[str, Shape]:
-    """Keys and shapes of a trained drafter's tensors, as its network names them."""
+    """Keys and shapes of a trained drafter's tensors, by its network."""
     of = network(method, where)
     return shapes(of.empty(of.read(config, where)))
 
@@ -55,8 +53,8 @@ def shapes(net: nn.Module) -> dict[str, Shape]:
     return {name: tuple(tensor.shape) for name, tensor in net.state_dict().items()}
 
 
-def read(path: str | Path) -> Found:
-    """A native folder as it is; the network that is filled with it, or `check`, sees whether it is whole."""
+def read(path: str | Path) -> Checkpoint:
+    """Load a native folder unchecked; `check`, or loading it into the network, verifies it."""
     folder = folder_of(path)
     config = json_of(folder / "config.json")
     method, version = config.pop("outrider_method"), config.pop("format", PLAIN)
@@ -69,11 +67,11 @@ def read(path: str | Path) -> Found:
     tensors = {name: weights[name] for name in weights}
     if version == INT8:
         tensors = _restored(tensors, path)
-    return Found("native", f"{method!s:.40}", config, tensors, mark=mark)
+    return Checkpoint("native", f"{method!s:.40}", config, tensors, mark=mark)
 
 
 def _restored(tensors: Mapping[str, Tensor], where: object) -> dict[str, Tensor]:
-    """`int8.restored` of the matrices; what is not quantised stays as it is."""
+    """Dequantise int8 matrices; other tensors pass through."""
     scales = {name for name in tensors if name.endswith(int8.SCALE)}
     quantised = {name for name in tensors if name + int8.SCALE in scales} | scales
     made = int8.restored({name: array(tensors[name]) for name in quantised}, where)
@@ -82,33 +80,33 @@ def _restored(tensors: Mapping[str, Tensor], where: object) -> dict[str, Tensor]
     }
 
 
-def check(found: Found, where: object) -> None:
-    """Refuse a native checkpoint whose tensors are not those that its config asks for."""
-    exact(found.tensors, table(found.method, found.config, where), where)
+def check(checkpoint: Checkpoint, where: object) -> None:
+    """Raise InputError if a native checkpoint's tensors do not match its config."""
+    exact(checkpoint.tensors, table(checkpoint.method, checkpoint.config, where), where)
 
 
-def exact(tensors: Mapping[str, Tensor], wanted: Mapping[str, Shape], where: object) -> dict[str, Tensor]:
-    """These tensors, if they are the wanted ones: all of them and no others, of these shapes, without NaN.
+def exact(tensors: Mapping[str, Tensor], table: Mapping[str, Shape], where: object) -> dict[str, Tensor]:
+    """The tensors, if they are exactly those of `table`, of these shapes and finite.
 
     Raises:
-        InputError: naming the first tensors that are missing, unknown, of another shape or not finite.
+        InputError: names the first missing, unknown, misshapen or non-finite tensors.
     """
     bag = Bag(tensors, where)
-    found = bag.all(wanted)
+    taken = bag.all(table)
     bag.close("(?!)")
-    return found
+    return taken
 
 
-def write(found: Found, folder: Path, in_int8: bool = False) -> None:
-    """Write a native folder, which must exist; `in_int8`: matrices in eight bits (format 2)."""
-    mark = {MARK: found.mark} if found.mark else {}
-    tensors = _quantised(found.tensors) if in_int8 else found.tensors
-    config = {"outrider_method": found.method, "format": INT8 if in_int8 else PLAIN, **mark, **found.config}
+def write(checkpoint: Checkpoint, folder: Path, in_int8: bool = False) -> None:
+    """Write a native folder, which must exist. in_int8: quantise matrices to int8 (format 2)."""
+    mark = {MARK: checkpoint.mark} if checkpoint.mark else {}
+    tensors = _quantised(checkpoint.tensors) if in_int8 else checkpoint.tensors
+    config = {"outrider_method": checkpoint.method, "format": INT8 if in_int8 else PLAIN, **mark, **checkpoint.config}
     put(folder, config, tensors)
 
 
 def _quantised(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors as format 2 has them; what is no matrix that eight bits can hold stays as it is."""
+    """The tensors of format 2: matrices that int8 can represent are quantised, others pass through."""
     made = dict(tensors)
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and int8.fits(x := tensor.detach().float().cpu().numpy()):
@@ -120,13 +118,13 @@ def save(folder: str | Path, method: str, net: nn.Module, config: Any = None, ta
     """Write a network as the native folder of a drafter.
 
     Args:
-        folder: made if it is not there.
+        folder: created if missing.
         method: the drafter's name.
         net: its state dict is written in its own precision.
         config: the dataclass to write; by default `net.config`.
-        target: what it was trained for; the mark of its weights, where it has one, is written too.
+        target: the target it was trained for, whose mark is written too.
     """
     Path(folder).mkdir(parents=True, exist_ok=True)
     mark = str(getattr(target, "mark", ""))
-    found = Found("native", method, to_dict(config or net.config), net.state_dict(), mark=mark)
-    write(found, Path(folder))
+    checkpoint = Checkpoint("native", method, to_dict(config or net.config), net.state_dict(), mark=mark)
+    write(checkpoint, Path(folder))

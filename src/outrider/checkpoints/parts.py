@@ -1,4 +1,4 @@
-"""What a layout is made of: tensors taken by name, none left over; fields of a config; what was found."""
+"""Building blocks of layouts: tensors taken by name with none left over, fields of configs, the result."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Found:
-    """A checkpoint in native terms: the config's dictionary and the network's own keys."""
+class Checkpoint:
+    """A drafter's checkpoint in the native layout: the config and tensors by the network's keys."""
 
     layout: str
     method: str
     config: dict[str, Any]
     tensors: dict[str, Tensor]
     notes: list[str] = field(default_factory=list)
-    mark: str = ""  # of the target's weights that it was trained for, where that is known
+    mark: str = ""  # of the target's weights, if known
 
 
 class Bag:
-    """The tensors of a foreign folder. Each must be taken once; `close` refuses what is left."""
+    """The tensors of a foreign folder. Each must be taken once; `close` raises for the rest."""
 
     def __init__(
         self, weights: Weights | Mapping[str, Tensor], where: object, keep: Callable[[str], bool] = lambda name: True
@@ -53,10 +53,10 @@ class Bag:
 
     def take(self, name: str, shape: Shape) -> Tensor:
         """A tensor of this shape without NaN."""
-        found = self.shape(name)
-        if found != shape:
+        actual = self.shape(name)
+        if actual != shape:
             raise InputError(
-                f"{name} of {self.where} is {list(found)}, where its config says {list(shape)}; correct one of them"
+                f"{name} of {self.where} is {list(actual)}, where its config says {list(shape)}; correct one of them"
             )
         self.left.discard(name)
         tensor = self.weights[name]
@@ -65,19 +65,19 @@ class Bag:
         return tensor
 
     def drop(self, name: str) -> None:
-        """Mark a tensor as read and ignored."""
+        """Mark a tensor as ignored."""
         self.left.discard(self._have(name))
 
     def all(self, table: Mapping[str, Shape], name: Callable[[str], str] = str) -> dict[str, Tensor]:
-        """The tensors of a native table, each under another name in the file."""
-        wanted = {native: name(native) for native in table}
-        lacking = sorted(set(wanted.values()) - self.names)
+        """The tensors of a native table, under other names in the file."""
+        names = {native: name(native) for native in table}
+        lacking = sorted(set(names.values()) - self.names)
         if lacking:
             raise InputError(f"the weights of {self.where} lack {', '.join(lacking[:4])}; fetch or export them again")
-        return {native: self.take(foreign, table[native]) for native, foreign in wanted.items()}
+        return {native: self.take(foreign, table[native]) for native, foreign in names.items()}
 
     def close(self, ignored: str = r"rotary_emb\.inv_freq$") -> None:
-        """Refuse tensors that nobody has taken. Old folders store rotary frequencies, which their config gives."""
+        """Raise InputError for tensors that were not taken, except rotary frequencies, which old folders store."""
         rest = sorted(name for name in self.left if not re.search(ignored, name))
         if rest:
             raise InputError(
@@ -86,18 +86,18 @@ class Bag:
 
 
 def number(config: Mapping[str, Any], name: str, where: object, default: int | None = None) -> int:
-    """A whole number of a config."""
+    """A positive integer of a config."""
     value = config.get(name)
     value = default if value is None else value
     if value is None:
         raise InputError(f"the config of {where} does not say {name}; add it")
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise InputError(f"{name} in the config of {where} must be a whole number of at least 1, not {value!r}")
+        raise InputError(f"{name} in the config of {where} must be an integer of at least 1, not {value!r}")
     return value
 
 
 def flag(config: Mapping[str, Any], name: str, where: object, default: bool = False) -> bool:
-    """A field of a config that is true or false. Raises InputError where it is anything else."""
+    """A boolean field of a config. Raises InputError for anything else."""
     value = config.get(name)
     value = default if value is None else value
     if not isinstance(value, bool):
@@ -106,18 +106,18 @@ def flag(config: Mapping[str, Any], name: str, where: object, default: bool = Fa
 
 
 def extras(config: Mapping[str, Any], names: Iterable[str], where: object) -> dict[str, Any]:
-    """What our own export says beyond the layout, in a block of its own."""
+    """The fields that our export adds to the layout, in a block of their own."""
     block = config.get("outrider") or {}
     if not isinstance(block, dict) or block.keys() - set(names):
         raise InputError(f"the block outrider in the config of {where} holds more than {', '.join(names)}; remove it")
     return dict(block)
 
 
-# --- the layer, in the words of Llama's config -----------------------------------------------------------------------
+# --- the layer, by the fields of Llama's config ----------------------------------------------------------------------
 
 
 def layer_of(config: Mapping[str, Any], where: object, inputs: int = 1) -> LayerShape:
-    """The shape of a layer from a raw Llama config. `inputs`: widths of hidden that its attention reads."""
+    """The shape of a layer from a raw Llama config. inputs: input size of its attention, in hidden sizes."""
     act = config.get("hidden_act", "silu")
     if act not in ("silu", "swish"):
         raise InputError(f"{where} uses {act}; drafters' layers use silu")
@@ -136,10 +136,10 @@ def layer_of(config: Mapping[str, Any], where: object, inputs: int = 1) -> Layer
 
 
 def rope_of(config: Mapping[str, Any], where: object) -> dict[str, Any]:
-    """Rotary positions as `rope_parameters`. A base that the raw config does not name is 10000."""
+    """RoPE as `rope_parameters`; the default base is 10000."""
     nested = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
     if any(isinstance(value, dict) for value in nested.values()) or "mrope_section" in nested:
-        raise InputError(f"the rotary positions of {where} differ by layer or by modality; drafters have one kind")
+        raise InputError(f"the RoPE of {where} differs by layer or by modality; drafters have one kind")
     kind = nested.pop("rope_type", None) or nested.pop("type", None) or "default"
     nested.pop("type", None)
     inner, outer = nested.pop("rope_theta", None), config.get("rope_theta")
@@ -147,14 +147,14 @@ def rope_of(config: Mapping[str, Any], where: object) -> dict[str, Any]:
         raise InputError(f"the config of {where} names two rotary bases, {outer:g} and {inner:g}; remove the wrong one")
     theta = next((float(t) for t in (inner, outer) if t is not None), 10000.0)
     if float(nested.pop("partial_rotary_factor", None) or config.get("partial_rotary_factor") or 1.0) != 1.0:
-        raise InputError(f"{where} turns a part of each head only; drafters' layers turn all of it")
+        raise InputError(f"{where} has partial RoPE; drafters' layers rotate all of each head")
     if kind in ("yarn", "llama3"):
         nested.setdefault("original_max_position_embeddings", number(config, "max_position_embeddings", where))
     return {"rope_type": str(kind), "rope_theta": theta, **nested}
 
 
 def llama(layer: LayerShape, vocab: int, context: int) -> dict[str, Any]:
-    """The same for those who read Llama configs: old ones read `rope_theta`, new ones `rope_parameters`."""
+    """The same for readers of Llama configs: old ones read `rope_theta`, new ones `rope_parameters`."""
     rope = dict(layer.rope)
     rope = {"rope_type": rope.pop("rope_type", "default"), "rope_theta": rope.pop("rope_theta", 10000.0), **rope}
     scaling = {k: v for k, v in rope.items() if k != "rope_theta"}

@@ -1,6 +1,6 @@
 """`read`: a strict parser of trained drafters' checkpoints: missing or extra tensors are errors.
 
-What is missing, left over, of another shape or not a number is refused by name; nothing is filled with random numbers.
+Missing and unknown tensors, wrong shapes and NaN are refused by name; nothing is initialised randomly.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from ..core.protocols import Target
 from ..params import InputError
 from . import dflash, hydra, mamba, medusa, native, safeailab, speculators
 from .files import Weights, folder_of, json_of, weights_of
-from .parts import Bag, Found
+from .parts import Bag, Checkpoint
 from .target import Facts
 
 KNOWN = "a native folder, SafeAILab's EAGLE or EAGLE-3, DFlash, DSpark, speculators, Medusa or Hydra"
 
 
-def read(path: str | Path, target: Facts | Target | None = None) -> Found:
-    """What a folder or hub id holds. The target is asked for only where the file leaves something to it."""
+def read(path: str | Path, target: Facts | Target | None = None) -> Checkpoint:
+    """Load a folder or hub id. The target is needed only for layouts that depend on it."""
     folder = folder_of(path)
     facts = target if isinstance(target, Facts) or target is None else Facts.of(target)
     config = json_of(folder / "config.json")
@@ -47,7 +47,7 @@ def read(path: str | Path, target: Facts | Target | None = None) -> Found:
 
 
 def method_of(path: str | Path) -> str | None:
-    """Which drafter a folder holds, by its config and its keys alone; None where it is none that `read` knows."""
+    """The drafter of a folder by its config and keys alone; None for what `read` does not support."""
     folder = shipped.folder_of(path)
     if not (folder / "config.json").is_file():
         return None
@@ -90,6 +90,6 @@ def _refusal(path: str | Path, config: dict, weights: Weights) -> str:
     if any(name.endswith(("lm_head.weight", "embed_tokens.weight", "wte.weight")) for name in weights) and any(
         ".layers." in name or ".h." in name for name in weights
     ):
-        return f"{path} is a whole language model; draft with it as model:{path}"
+        return f"{path} is a full language model; use it as model:{path}"
     some = ", ".join(sorted(weights)[:3])
     return f"{path} is not {KNOWN}: its weights begin with {some}"

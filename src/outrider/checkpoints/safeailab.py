@@ -3,7 +3,7 @@
 EAGLE   `fc.weight [h, 2h]` over cat(embedding, feature), `fc.bias` unless the config says "bias": false (published
         configs leave it out and mean true), `layers.0.*` without an input norm, `embed_tokens.weight`, the target's.
 EAGLE-3 `fc.weight [h, 3H]`, `midlayer.*` or `layers.0.*`, `norm`, `lm_head [Vd, h]` (absent: the target's), `d2t`
-        offsets (absent: the whole vocabulary), `t2d`, an embedding only where it is the drafter's own.
+        offsets (absent: the full vocabulary), `t2d`, an embedding only if it is the drafter's own.
         With P-EAGLE's parts: see `peagle.py`.
 """
 
@@ -19,7 +19,7 @@ from ..nets.layer import LayerShape
 from ..params import InputError
 from ..schema import from_dict, to_dict
 from . import native, peagle
-from .parts import Bag, Found, extras, flag, layer_of, llama, number
+from .parts import Bag, Checkpoint, extras, flag, layer_of, llama, number
 from .target import Facts
 
 OURS = ("scale", "trained", "bias")
@@ -28,18 +28,18 @@ FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 
 
 def is_eagle(names: frozenset[str]) -> bool:
-    """Do these tensors' names make an EAGLE drafter?"""
+    """Whether these tensors are an EAGLE drafter's."""
     return "layers.0.self_attn.q_proj.weight" in names and not is_eagle3(names)
 
 
 def is_eagle3(names: frozenset[str]) -> bool:
-    """Do these tensors' names make an EAGLE-3 drafter?"""
+    """Whether these tensors are an EAGLE-3 drafter's."""
     marks = ("midlayer.", "d2t", "t2d", "layers.0.hidden_norm.", "input_norm.", "fc_norm.")
     return any(name.startswith(marks) for name in names)
 
 
-def eagle(bag: Bag, config: Mapping[str, Any], facts: Facts | None) -> Found:
-    """An EAGLE folder as a drafter. Raises InputError for what is missing, left over or of another shape."""
+def eagle(bag: Bag, config: Mapping[str, Any], facts: Facts | None) -> Checkpoint:
+    """Load an EAGLE folder. Raises InputError for missing, unknown or misshapen tensors."""
     where = bag.where
     _single(config, where)
     layer, vocab = layer_of(config, where), number(config, "vocab_size", where)
@@ -57,7 +57,7 @@ def eagle(bag: Bag, config: Mapping[str, Any], facts: Facts | None) -> Found:
     }
     if biased and "fc.bias" not in bag:
         raise InputError(
-            f'the weights of {where} lack fc.bias, which its config asks for ("bias" absent means true); '
+            f'the weights of {where} lack fc.bias, which its config requires ("bias" absent means true); '
             'fetch them again, or set "bias" to false if it was trained without'
         )
     tensors = bag.all(native.table("eagle", made))
@@ -69,32 +69,32 @@ def eagle(bag: Bag, config: Mapping[str, Any], facts: Facts | None) -> Found:
     if biased and kept.get("bias") is False and not bool(tensors["fc.bias"].any()):
         made["bias"] = False
         del tensors["fc.bias"]
-    return Found("SafeAILab EAGLE", "eagle", made, tensors, notes)
+    return Checkpoint("SafeAILab EAGLE", "eagle", made, tensors, notes)
 
 
 def _embedding(bag: Bag, vocab: int, hidden: int, facts: Facts | None) -> list[str]:
-    """The file's copy of the target's embedding: checked, and left out."""
+    """Check and drop the file's copy of the target's embedding."""
     if "embed_tokens.weight" not in bag:
         return []
     copy = bag.take("embed_tokens.weight", (vocab, hidden))
     if facts is None:
-        return ["embed_tokens.weight is left out, unchecked: it should be the target's (name it, to see)"]
+        return ["embed_tokens.weight is dropped unchecked: it should be the target's (name the target to check it)"]
     fits(bag.where, facts, vocab, hidden)
     same_embedding(copy, facts, bag.where)
     return ["embed_tokens.weight is the target's, so it is left out"]
 
 
 def fits(where: object, facts: Facts, vocab: int, hidden: int) -> None:
-    """Raise InputError where a drafter was trained for a target of another vocabulary or width."""
+    """Raise InputError if a drafter was trained for a target with another vocabulary or hidden size."""
     if (vocab, hidden) != (facts.vocab, facts.hidden):
         raise InputError(
-            f"{where} is for a target with {vocab} tokens and features {hidden} wide; "
+            f"{where} is for a target with {vocab} tokens and hidden size {hidden}; "
             f"{facts.name} has {facts.vocab} and {facts.hidden}"
         )
 
 
 def same_embedding(copy: Tensor, facts: Facts, where: object) -> None:
-    """A copy may have been rounded to half precision and back, no more."""
+    """Whether two embeddings are equal up to rounding to half precision."""
     own = facts.embedding().float()
     if float((copy.float() - own).abs().max()) > 0.01 * float(own.abs().max()):
         raise InputError(f"the embedding in {where} is not that of {facts.name}: it was trained for another model")
@@ -109,14 +109,14 @@ def _single(config: Mapping[str, Any], where: object) -> None:
 # --- EAGLE-3 ---------------------------------------------------------------------------------------------------------
 
 
-def eagle3(bag: Bag, config: Mapping[str, Any], facts: Facts | None) -> Found:
-    """An EAGLE-3 folder as a drafter. Raises InputError for what is missing, left over or of another shape."""
+def eagle3(bag: Bag, config: Mapping[str, Any], facts: Facts | None) -> Checkpoint:
+    """Load an EAGLE-3 folder. Raises InputError for missing, unknown or misshapen tensors."""
     vocab = number(config, "vocab_size", bag.where)
     block = extras(config, OURS3, bag.where)
     eagle_config = config.get("eagle_config") or {}
     flags = {name: flag(eagle_config, name, bag.where, flag(config, name, bag.where)) for name in FLAGS}
     if not eagle_config.get("use_aux_hidden_state", True):
-        raise InputError(f"{bag.where} reads one layer of its target and not three; Outrider reads EAGLE-3 of three")
+        raise InputError(f"{bag.where} reads one layer of its target; Outrider supports EAGLE-3 with three")
     notes: list[str] = []
     taps = _taps(config, facts, bag.where, notes)
     return eagle3_of(bag, config, vocab, flags, taps, block, facts, "SafeAILab EAGLE-3", notes)
@@ -125,8 +125,8 @@ def eagle3(bag: Bag, config: Mapping[str, Any], facts: Facts | None) -> Found:
 def eagle3_of(
     bag: Bag, config: Mapping[str, Any], vocab: int, flags: Mapping[str, bool], taps: list[int],
     block: Mapping[str, Any], facts: Facts | None, layout: str, notes: list[str],
-) -> Found:  # fmt: skip
-    """EAGLE-3's tensors under a Llama config and its flags; also speculators'."""
+) -> Checkpoint:  # fmt: skip
+    """EAGLE-3's tensors by a Llama config and flags; also for speculators."""
     where = bag.where
     layer = layer_of(config, where, inputs=2)
     h, wide = layer.hidden, number(config, "target_hidden_size", where, layer.hidden)
@@ -138,7 +138,7 @@ def eagle3_of(
         _single(config, where)
     if h != wide and not own:
         raise InputError(
-            f"the weights of {where} lack embed_tokens.weight, which a drafter that is not as wide as its target needs"
+            f"the weights of {where} lack embed_tokens.weight, which drafters with their own hidden size need"
         )
     made = {
         "layer": to_dict(layer),
@@ -151,12 +151,12 @@ def eagle3_of(
         "own_embedding": own,
         **(peagle.fields(config, block, where, notes) if parallel else peagle.NONE),
     }
-    asked = native.table("eagle3", made)
+    shapes = native.table("eagle3", made)
     middle = "midlayer." if "midlayer.self_attn.q_proj.weight" in bag else "layers.0."
     virtual = {name for name in ("d2t", "t2d", "lm_head.weight") if name not in bag}
     if parallel:
-        asked[peagle.MASK] = bag.shape(peagle.MASK)  # 3 H numbers, whatever their shape
-    tensors = bag.all({k: v for k, v in asked.items() if k not in virtual}, lambda k: peagle.named(k, middle))
+        shapes[peagle.MASK] = bag.shape(peagle.MASK)  # 3 H elements of any shape
+    tensors = bag.all({k: v for k, v in shapes.items() if k not in virtual}, lambda k: peagle.named(k, middle))
     if parallel:
         tensors[peagle.MASK] = tensors[peagle.MASK].reshape(1, 1, -1)
         peagle.shed(bag, notes)
@@ -170,27 +170,27 @@ def eagle3_of(
                 f"{where} has no LM head, it uses its target's; name the target: outrider import FOLDER MODEL"
             )
         if facts.hidden != h:
-            raise InputError(f"{where} has no LM head, and {facts.name}'s is {facts.hidden} wide, not {h}")
+            raise InputError(f"{where} has no LM head, and {facts.name}'s hidden size is {facts.hidden}, not {h}")
         tensors["lm_head.weight"] = facts.head()[ids].to(tensors["fc.weight"].dtype).clone()
         notes.append("there is no lm_head: the target's is taken")
     if own and block.get("own_embedding") is False:
         made["own_embedding"] = False
         del tensors["embed_tokens.weight"]
-    return Found(layout, "eagle3", made, {k: tensors[k] for k in asked if k in tensors}, notes)
+    return Checkpoint(layout, "eagle3", made, {k: tensors[k] for k in shapes if k in tensors}, notes)
 
 
 def _mapping(
     tensors: dict[str, Tensor], virtual: set[str], few: int, vocab: int, where: object, notes: list[str]
 ) -> Tensor:
-    """The draft vocabulary's token ids; d2t and t2d are made where the file has none, and must agree where it has."""
+    """The draft vocabulary's token ids; d2t and t2d are created if missing, and must agree otherwise."""
     at = torch.arange(few)
     if "d2t" in virtual:
         if few != vocab:
             raise InputError(f"the weights of {where} lack d2t, but its draft vocabulary has {few} of {vocab} tokens")
         tensors["d2t"] = torch.zeros(few, dtype=torch.long)
-        notes.append("there is no d2t: the draft vocabulary is the whole one")
+        notes.append("there is no d2t: the draft vocabulary is the full one")
     if tensors["d2t"].is_floating_point() or tensors["d2t"].dtype == torch.bool:
-        raise InputError(f"d2t of {where} holds {tensors['d2t'].dtype}, not whole numbers; export it again")
+        raise InputError(f"d2t of {where} has dtype {tensors['d2t'].dtype}, not an integer type; export it again")
     tensors["d2t"] = tensors["d2t"].long()
     ids, marked = at + tensors["d2t"], torch.zeros(vocab, dtype=torch.bool)
     good = int(ids.min()) >= 0 and int(ids.max()) < vocab and len(ids.unique()) == few
@@ -211,7 +211,7 @@ def _mapping(
 
 
 def _taps(config: Mapping[str, Any], facts: Facts | None, where: object, notes: list[str]) -> list[int]:
-    """Which hidden states: vLLM's ids at the top count them, SGLang's in eagle_config are one less."""
+    """The hidden states to read: vLLM's ids at the top number them, SGLang's in eagle_config are one less."""
     top = config.get("eagle_aux_hidden_state_layer_ids")
     inner = (config.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids")
     if top and inner and [i + 1 for i in inner] != list(top):
@@ -237,7 +237,7 @@ def _taps(config: Mapping[str, Any], facts: Facts | None, where: object, notes: 
 
 
 def default_taps(layers: int) -> list[int]:
-    """The three hidden states that EAGLE-3 reads of a target of so many layers."""
+    """The default hidden states of EAGLE-3 by the number of the target's layers."""
     return [2, layers // 2, layers - 3]
 
 
@@ -252,23 +252,21 @@ def checked_taps(taps: Any, where: object) -> list[int]:
 # --- export ----------------------------------------------------------------------------------------------------------
 
 
-def eagle_folder(found: Found, to: str, facts: Facts) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """config.json and tensors for SafeAILab's code, vLLM and SGLang: one layout, whose fc has a bias, if need be of
-    zeros (SGLang's has one that is random if absent; vLLM's has none and ignores it)."""
-    config = found.config
-    layer, tensors = from_dict(LayerShape, config["layer"]), dict(found.tensors)
+def eagle_folder(checkpoint: Checkpoint, to: str, facts: Facts) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """config.json and tensors for SafeAILab's code, vLLM and SGLang: one layout, whose fc has a bias, possibly of zeros
+    (a missing one is random in SGLang; vLLM has none and ignores it)."""
+    config = checkpoint.config
+    layer, tensors = from_dict(LayerShape, config["layer"]), dict(checkpoint.tensors)
     if config["inputs"] != "feature+shifted":
         raise InputError(
             f"no engine has EAGLE with the inputs {config['inputs']}; only feature+shifted can be exported"
         )
     if to == "vllm" and config["bias"] and bool(tensors["fc.bias"].any()):
-        raise InputError(
-            "vLLM ignores the bias of EAGLE's fc, so this drafter would be another there; train it without"
-        )
+        raise InputError("vLLM ignores the bias of EAGLE's fc, which changes this drafter; train it without")
     if to == "safeailab" and layer.head_dim * layer.heads != layer.hidden:
-        raise InputError("SafeAILab's EAGLE has heads of hidden / heads numbers; this drafter's are of another size")
+        raise InputError("SafeAILab's EAGLE has heads of size hidden / heads; this drafter's have another size")
     if to == "safeailab" and layer.rope.get("rope_type", "default") != "default":
-        raise InputError(f"SafeAILab's code does not know rotary positions of type {layer.rope['rope_type']}")
+        raise InputError(f"SafeAILab's code does not support RoPE of type {layer.rope['rope_type']}")
     tensors.setdefault("fc.bias", torch.zeros(layer.hidden, dtype=tensors["fc.weight"].dtype))
     tensors["embed_tokens.weight"] = facts.embedding()
     made = {
@@ -281,10 +279,10 @@ def eagle_folder(found: Found, to: str, facts: Facts) -> tuple[dict[str, Any], d
     return made, tensors  # "bias" stays out of the config: absent means true, and vLLM takes it for attention's
 
 
-def eagle3_folder(found: Found, to: str, facts: Facts) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """For SafeAILab's code, vLLM and SGLang. vLLM counts hidden states, SGLang layers whose outputs they are."""
-    config = found.config
-    layer, taps, tensors = from_dict(LayerShape, config["layer"]), list(config["taps"]), dict(found.tensors)
+def eagle3_folder(checkpoint: Checkpoint, to: str, facts: Facts) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """config.json and tensors for SafeAILab's code, vLLM and SGLang. vLLM numbers hidden states, SGLang layers."""
+    config = checkpoint.config
+    layer, taps, tensors = from_dict(LayerShape, config["layer"]), list(config["taps"]), dict(checkpoint.tensors)
     raised = [name for name in FLAGS if config.get(name)]
     unknown = {"safeailab": raised, "sglang": [n for n in raised if n == "norm_before_residual"]}.get(to, [])
     engine = {"safeailab": "SafeAILab's code", "sglang": "SGLang", "vllm": "vLLM"}[to]
@@ -298,9 +296,9 @@ def eagle3_folder(found: Found, to: str, facts: Facts) -> tuple[dict[str, Any], 
     if to == "safeailab" and taps != default_taps(facts.layers):
         raise InputError(f"SafeAILab's code reads hidden states {default_taps(facts.layers)}, not {taps}")
     if to == "safeailab" and layer.rope.get("rope_type", "default") != "default":
-        raise InputError(f"SafeAILab's code does not know rotary positions of type {layer.rope['rope_type']}")
+        raise InputError(f"SafeAILab's code does not support RoPE of type {layer.rope['rope_type']}")
     full_vocabulary(tensors, config)
-    if facts.scaled and not config["own_embedding"]:  # engines would share the unscaled one
+    if facts.scaled and not config["own_embedding"]:  # engines would use the unscaled one
         tensors["embed_tokens.weight"] = facts.embedding()
     wide = to != "safeailab" or "embed_tokens.weight" in tensors  # there, it says that the file has an embedding
     made = {
@@ -321,7 +319,7 @@ def eagle3_folder(found: Found, to: str, facts: Facts) -> tuple[dict[str, Any], 
 
 
 def check_export_taps(taps: list[int], facts: Facts) -> None:
-    """Raise InputError for hidden states that engines cannot give to a drafter."""
+    """Raise InputError for hidden states that engines do not support."""
     if len(set(taps)) < 3 or min(taps) < 1 or max(taps) >= facts.layers:
         raise InputError(
             f"engines read three different hidden states, 1 to {facts.layers - 1} of {facts.name}, and not {taps}"
@@ -329,7 +327,7 @@ def check_export_taps(taps: list[int], facts: Facts) -> None:
 
 
 def full_vocabulary(tensors: dict[str, Tensor], config: Mapping[str, Any]) -> None:
-    """vLLM refuses d2t where the draft vocabulary is the whole one."""
+    """Drop d2t for a full draft vocabulary, which vLLM requires."""
     if config["draft_vocab"] == config["vocab"]:
         if bool(tensors["d2t"].any()):
             raise InputError("a draft vocabulary as large as the target's must have its order; engines read no other")

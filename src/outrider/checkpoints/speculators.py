@@ -12,17 +12,17 @@ from ..nets.layer import LayerShape
 from ..params import InputError
 from ..schema import from_dict
 from . import peagle, safeailab
-from .parts import Bag, Found, extras, flag, llama, number
+from .parts import Bag, Checkpoint, extras, flag, llama, number
 from .target import Facts
 
 VERSION = "0.9.0"  # of the library whose files these are
 ARCHITECTURES = {"eagle3": "Eagle3DraftModel", "peagle": "PEagleSpeculator"}
 NAMES = {"eagle3": "EAGLE-3", "peagle": "P-EAGLE"}
-TOKENS = 5  # drafted in each round unless the server is told otherwise
+TOKENS = 5  # default number of drafted tokens per round
 
 
-def read(bag: Bag, config: Mapping[str, Any], facts: Facts | None) -> Found:
-    """A folder of speculators as a drafter. Raises InputError for another type than eagle3 and peagle."""
+def read(bag: Bag, config: Mapping[str, Any], facts: Facts | None) -> Checkpoint:
+    """Load a folder of speculators. Raises InputError for types other than eagle3 and peagle."""
     where, kind = bag.where, config.get("speculators_model_type")
     if kind not in ARCHITECTURES:
         raise InputError(f"{where} is a speculator of type {kind}; Outrider reads eagle3, peagle, dflash and dspark")
@@ -31,24 +31,24 @@ def read(bag: Bag, config: Mapping[str, Any], facts: Facts | None) -> Found:
         raise InputError(f"the config of {where} has no transformer_layer_config; fetch it again")
     if "norm_before_residual" not in config:
         raise InputError(
-            f"the config of {where} does not say norm_before_residual, which speculators takes for false and vLLM for "
-            "true; add it"
+            f"the config of {where} has no norm_before_residual, whose default is false in speculators and true in "
+            "vLLM; add it"
         )
     if inner.get("model_type", "llama") != "llama":
         raise InputError(f"the layer of {where} is {inner['model_type']}'s; Outrider reads llama's")
-    told = config.get("speculators_config") or {}
+    settings = config.get("speculators_config") or {}
     merged = {
         **inner,
         "draft_vocab_size": config.get("draft_vocab_size"),
         "target_hidden_size": config.get("target_hidden_size"),
         "mask_token_id": config.get("mask_token_id"),
-        "speculative_tokens": (told.get("proposal_methods") or [{}])[0].get("speculative_tokens"),
+        "speculative_tokens": (settings.get("proposal_methods") or [{}])[0].get("speculative_tokens"),
     }
     notes: list[str] = []
     taps = safeailab._taps(config, facts, where, notes)
     flags = {name: flag(config, name, where) for name in safeailab.FLAGS}
     vocab, block = number(inner, "vocab_size", where), extras(config, safeailab.OURS3, where)
-    verifier = (told.get("verifier") or {}).get("name_or_path")
+    verifier = (settings.get("verifier") or {}).get("name_or_path")
     if verifier:
         notes.append(f"made for {verifier}")
     for name in ("verifier_lm_head.weight", "verifier_norm.weight"):
@@ -57,9 +57,9 @@ def read(bag: Bag, config: Mapping[str, Any], facts: Facts | None) -> Found:
     return safeailab.eagle3_of(bag, merged, vocab, flags, taps, block, facts, f"speculators {NAMES[kind]}", notes)
 
 
-def folder(found: Found, facts: Facts) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """config.json and tensors as speculators has them. Raises InputError for what it cannot express."""
-    config, tensors = found.config, dict(found.tensors)
+def folder(checkpoint: Checkpoint, facts: Facts) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """config.json and tensors for speculators. Raises InputError for what it does not support."""
+    config, tensors = checkpoint.config, dict(checkpoint.tensors)
     layer, taps = from_dict(LayerShape, config["layer"]), list(config["taps"])
     safeailab.check_export_taps(taps, facts)
     if layer.qkv_bias:

@@ -1,4 +1,4 @@
-"""What a checkpoint must know of the target it drafts for: sizes, the embedding, the LM head. No model is built."""
+"""The facts about a target that checkpoints depend on: sizes, embedding, LM head. No model is built."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HEADS = ("lm_head.weight", "embed_out.weight")
 
 @dataclass(frozen=True)
 class Facts:
-    """`embedding` is scaled as the model scales it; `head` has the model's scale, but no soft cap, in it."""
+    """`embedding` and `head` include the model's scales; `head` has no soft cap."""
 
     name: str
     vocab: int
@@ -34,11 +34,11 @@ class Facts:
     config: Mapping[str, Any]
     embedding: Callable[[], Tensor]  # [V, h]
     head: Callable[[], Tensor]  # [V, h]
-    scaled: bool = False  # is the embedding in use another than the one in the model's file?
+    scaled: bool = False  # whether the embedding differs from the one in the model's file
 
     @classmethod
     def of(cls, target: Target) -> Facts:
-        """Of a target that is loaded."""
+        """The facts of a loaded target."""
 
         @torch.no_grad()
         def embedding() -> Tensor:
@@ -53,7 +53,7 @@ class Facts:
 
     @classmethod
     def at(cls, model: str | Path) -> Facts:
-        """Of a folder or hub id: its config and two of its tensors are read."""
+        """The facts of a folder or hub id, from its config and two of its tensors."""
         raw = _json(model, "config.json")
         config = {**raw, **raw["text_config"]} if isinstance(raw.get("text_config"), dict) else raw
         weights = _weights(model)
@@ -64,12 +64,12 @@ class Facts:
         scale, logits = _scales(config)
 
         def embedding() -> Tensor:
-            found = weights[table]
-            return found if scale == 1.0 else found * torch.tensor(scale, dtype=found.dtype)
+            weight = weights[table]
+            return weight if scale == 1.0 else weight * torch.tensor(scale, dtype=weight.dtype)
 
         def head() -> Tensor:
-            found = weights[tail]
-            return found if logits == 1.0 else found * logits
+            weight = weights[tail]
+            return weight if logits == 1.0 else weight * logits
 
         vocab, hidden = weights.shape(tail)
         layers = int(config.get("num_hidden_layers") or config.get("n_layer") or 0)
@@ -83,9 +83,9 @@ class Facts:
 
 @torch.no_grad()
 def linear_head(target: Target) -> tuple[Float[Tensor, "v h"], Float[Tensor, " v"]]:
-    """The target's LM head as a matrix and a bias: its answers to the unit vectors, with the family's scale in them.
+    """The target's LM head as a matrix and a bias: its outputs for the unit vectors, with the family's scale.
 
-    A soft cap is no part of a linear map. Near zero it changes nothing, so small vectors see the map before it.
+    A soft cap is not linear. Near zero it is the identity, so small vectors give the map before it.
     """
     like: dict[str, Any] = {"dtype": dtype_of(target), "device": target.device}
     unit = 2.0**-10 if target.config_dict.get("final_logit_softcapping") else 1.0
@@ -95,7 +95,7 @@ def linear_head(target: Target) -> tuple[Float[Tensor, "v h"], Float[Tensor, " v
 
 
 def _scales(config: Mapping[str, Any]) -> tuple[float, float]:
-    """What multiplies embeddings, and logits."""
+    """The scales of embeddings and of logits."""
     scale = float(config.get("embedding_multiplier") or 1.0)
     if str(config.get("model_type", "")).startswith("gemma"):
         scale = float(config["hidden_size"]) ** 0.5
@@ -106,9 +106,7 @@ def _one(weights: Weights, names: tuple[str, ...], model: object) -> str:
     for name in weights:
         if name in names or name.endswith(tuple(f".{n}" for n in names)):
             return name
-    raise InputError(
-        f"the weights of {model} hold none of {', '.join(names)}; Outrider cannot read this target's parts"
-    )
+    raise InputError(f"the weights of {model} have none of {', '.join(names)}; Outrider does not support this target")
 
 
 def _json(model: str | Path, name: str) -> dict[str, Any]:
@@ -132,7 +130,7 @@ def _file(model: str | Path, name: str) -> Path:
 
 
 def _weights(model: str | Path) -> Weights:
-    """The shards that hold the embedding and the head."""
+    """The shards with the embedding and the head."""
     local = Path(model).is_dir()
     if not local or not (Path(model) / "model.safetensors").is_file():
         try:
@@ -142,6 +140,6 @@ def _weights(model: str | Path) -> Weights:
                 raise InputError(f"{model} has no safetensors weights; name the target's own folder") from None
         else:
             ends = (*EMBEDDINGS, *HEADS)
-            wanted = {file for name, file in places.items() if name.endswith(ends)}
-            return Weights([_file(model, file) for file in sorted(wanted)], model)
+            files = {file for name, file in places.items() if name.endswith(ends)}
+            return Weights([_file(model, file) for file in sorted(files)], model)
     return Weights([_file(model, "model.safetensors")], model)

@@ -1,4 +1,4 @@
-"""`write`: a drafter as a folder that others load, complete or not at all."""
+"""`write`: exports a drafter to a folder, atomically."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..params import InputError, check_format
 from ..schema import to_dict
 from . import dflash, medusa, native, safeailab, speculators
 from .files import WEIGHTS, put
-from .parts import Found
+from .parts import Checkpoint
 from .target import Facts
 
 FORMATS_OF = {
@@ -26,54 +26,55 @@ FORMATS_OF = {
 Made = tuple[dict[str, Any], dict[str, Tensor], str]
 
 
-def trimmed(found: Found) -> bool:
-    """Has it a draft vocabulary that names rows of the target's own head? Engines have no list of them, and draft with
-    all rows."""
-    shares = found.method == "eagle" or (found.method == "medusa" and found.config["share_head"])
-    return shares and bool(found.config.get("draft_vocab"))
+def trimmed(checkpoint: Checkpoint) -> bool:
+    """Whether its draft vocabulary selects rows of the target's head. Engines do not support that and use all rows."""
+    shares = checkpoint.method == "eagle" or (checkpoint.method == "medusa" and checkpoint.config["share_head"])
+    return shares and bool(checkpoint.config.get("draft_vocab"))
 
 
-def write(found: Found, to: str, facts: Facts, out: str | Path, after: Callable[[Path], None] | None = None) -> None:
+def write(
+    checkpoint: Checkpoint, to: str, facts: Facts, out: str | Path, after: Callable[[Path], None] | None = None
+) -> None:
     """Export to a new folder. `after` sees it before it gets its name, and may still refuse it."""
-    config, tensors, file = made(found, to, facts)
+    config, tensors, file = made(checkpoint, to, facts)
     with files.folder(out) as folder:
         put(folder, config, tensors, file)
         if after is not None:
             after(folder)
 
 
-def keep(found: Found, out: str | Path, in_int8: bool = False) -> None:
-    """Write the native layout to a new folder, its matrices in eight bits if asked."""
-    native.check(found, out)
+def keep(checkpoint: Checkpoint, out: str | Path, in_int8: bool = False) -> None:
+    """Write the native layout to a new folder. in_int8: quantise matrices to int8."""
+    native.check(checkpoint, out)
     with files.folder(out) as folder:
-        native.write(found, folder, in_int8)
+        native.write(checkpoint, folder, in_int8)
 
 
-def made(found: Found, to: str, facts: Facts) -> Made:
+def made(checkpoint: Checkpoint, to: str, facts: Facts) -> Made:
     """config.json, tensors and the name of their file."""
     check_format(to)
-    native.check(found, "this drafter")
-    method = found.method
-    whole = native.network(method).read(found.config, "this drafter")  # a folder may be older than some of its fields
-    found = replace(found, config=(config := to_dict(whole)))
+    native.check(checkpoint, "this drafter")
+    method = checkpoint.method
+    complete = native.network(method).read(checkpoint.config, "this drafter")  # fills in fields newer than the folder
+    checkpoint = replace(checkpoint, config=(config := to_dict(complete)))
     if to not in FORMATS_OF.get(method, ()):
         others = " or ".join(FORMATS_OF.get(method, ()))
         say = f"export it to {others}" if others else "no engine has one, so use it in Outrider"
         raise InputError(f"{to} has no format for {method}; {say}")
-    if trimmed(found):
-        tensors = {name: t for name, t in found.tensors.items() if name != "d2t"}
-        found = replace(found, config=(config := {**config, "draft_vocab": 0}), tensors=tensors)
+    if trimmed(checkpoint):
+        tensors = {name: t for name, t in checkpoint.tensors.items() if name != "d2t"}
+        checkpoint = replace(checkpoint, config=(config := {**config, "draft_vocab": 0}), tensors=tensors)
     if method not in ("eagle3", "block") and config.get("draft_vocab"):
         raise InputError(f"{to} has no draft vocabulary for {method}; train it without, or use it in Outrider")
     width = config["hidden"] if "hidden" in config else config["target_hidden"]
     safeailab.fits("this drafter", facts, config["vocab"], width)
     if (method, to) == ("medusa", "medusa"):
-        return medusa.folder(found, facts)
+        return medusa.folder(checkpoint, facts)
     if method == "medusa":
-        return *medusa.vllm_folder(found, facts), WEIGHTS[0]
+        return *medusa.vllm_folder(checkpoint, facts), WEIGHTS[0]
     if method == "block":
-        return *dflash.folder(found, facts), WEIGHTS[0]
+        return *dflash.folder(checkpoint, facts), WEIGHTS[0]
     if to == "speculators":
-        return *speculators.folder(found, facts), WEIGHTS[0]
+        return *speculators.folder(checkpoint, facts), WEIGHTS[0]
     folder = safeailab.eagle_folder if method == "eagle" else safeailab.eagle3_folder
-    return *folder(found, to, facts), WEIGHTS[0]
+    return *folder(checkpoint, to, facts), WEIGHTS[0]

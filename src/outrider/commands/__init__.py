@@ -1,4 +1,4 @@
-"""What the command line does, one file a command. Importing these files must not import torch: help stays fast."""
+"""The commands, one file each. Importing them must not import torch, so that --help is fast."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..params import InputError
 
 DTYPES = ("auto", "float64", "float32", "bfloat16", "float16")
 
-# How every typer app of ours is made.
+# Settings of every typer app.
 PLAIN: dict[str, Any] = {
     "add_completion": False,
     "rich_markup_mode": "rich",  # with panels; `[x]` in a help text would be markup
@@ -20,7 +20,7 @@ PLAIN: dict[str, Any] = {
 
 
 def check_names(dtype: str, device: str) -> None:
-    """Refuse a precision or a device that is none; needs no torch."""
+    """Raise InputError for an unknown precision or device; needs no torch."""
     if dtype not in DTYPES:
         raise InputError(f"there is no dtype {dtype!r}; choose one of {', '.join(DTYPES)}")
     if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", device):
@@ -28,7 +28,7 @@ def check_names(dtype: str, device: str) -> None:
 
 
 def check_place(dtype: str, device: str) -> None:
-    """Refuse a precision or a device that is not there, before a model is loaded."""
+    """Raise InputError for a precision or a device that this machine lacks, before a model is loaded."""
     check_names(dtype, device)
     if device in ("auto", "cpu"):
         return

@@ -1,4 +1,4 @@
-"""`outrider audit`: the losslessness audit of a model, a drafter and a rule, with the power it had."""
+"""`outrider audit`: tests that a model, a drafter and a rule are lossless, and reports the power of the tests."""
 
 from __future__ import annotations
 
@@ -29,11 +29,12 @@ def audit(
     drafter: opt.Drafter = None,
     rule: opt.Rule = "coupled",
     samples: Annotated[
-        int, opt.sampling("--samples", min=100, help="Samples per test: four times as many, twice as fine.")
+        int,
+        opt.sampling("--samples", min=100, help="Samples per test; 4 times as many halve the detectable TV."),
     ] = 1000,
     minutes: Annotated[
         float | None,
-        opt.sampling("--minutes", help="Take as many samples as fit into this time."),
+        opt.sampling("--minutes", help="Time limit, which sets the number of samples."),
     ] = None,
     seed: Annotated[int, opt.sampling("--seed", help="Of texts and samples.")] = 0,
     dtype: opt.Dtype = "auto",
@@ -43,10 +44,10 @@ def audit(
     trust_remote_code: opt.TrustRemoteCode = False,
     as_json: opt.Json = False,
 ) -> None:
-    """Prove on this machine that a drafter and a rule change nothing about MODEL's text.
+    """Test on this machine that a drafter and a rule do not change MODEL's text.
 
-    Seed-for-seed equality with plain decoding by the stock model; the rules' exact laws on tiny models; samples
-    against the model's exact law, with the smallest deviation they would have shown. Exits 1 if not lossless.
+    Seed-for-seed equality with the stock model's plain decoding; the rules' exact distributions on tiny models; samples
+    against the model's exact distribution, with the smallest detectable deviation. Exits 1 if not lossless.
     """
     from ..names import DEMO, find
     from ..params import InputError
@@ -70,26 +71,26 @@ def audit(
     from ..proofs.audit import audit as run
 
     with bars() as progress:
-        found = run(llm, rule, prompts[:8], samples, seed, progress=progress, minutes=minutes, say=announce)
+        result = run(llm, rule, prompts[:8], samples, seed, progress=progress, minutes=minutes, say=announce)
     if as_json:
         import json
 
-        typer.echo(json.dumps(document(found)))
+        typer.echo(json.dumps(document(result)))
     else:
-        show(found)
-    if not found.lossless:
+        show(result)
+    if not result.lossless:
         raise typer.Exit(1)
 
 
 def announce(plan: Plan) -> None:
-    """How long it will take, on stderr."""
+    """Print the expected time on stderr."""
     time = f"{plan.seconds:.0f} seconds" if plan.seconds < 90 else f"{plan.seconds / 60:.0f} minutes"
     typer.echo(f"this takes about {time}: {plan.samples} samples for each of {plan.tests} tests", err=True)
 
 
 @contextmanager
 def bars() -> Iterator[Progress]:
-    """Progress with the time left, on stderr."""
+    """A progress bar on stderr."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -106,17 +107,17 @@ def bars() -> Iterator[Progress]:
         yield progress
 
 
-def document(found: Audit) -> dict[str, Any]:
+def document(audit: Audit) -> dict[str, Any]:
     """The audit as JSON."""
     from dataclasses import asdict
 
     from ..proofs.samples import ALPHA, POWER
     from .info import versions
 
-    return {**asdict(found), "alpha": ALPHA, "power": POWER, "versions": versions()}
+    return {**asdict(audit), "alpha": ALPHA, "power": POWER, "versions": versions()}
 
 
-def show(found: Audit) -> None:
+def show(audit: Audit) -> None:
     """Three tables and the verdict."""
     from rich.console import Console
     from rich.table import Table
@@ -130,31 +131,34 @@ def show(found: Audit) -> None:
         return made
 
     console = Console()
-    heads = "law", "batch", "texts", "as without drafter", "tokens as stock", "rounding", "beside stock"
+    heads = "sampling", "batch", "texts", "same without drafter", "tokens same as stock", "rounding", "divergences"
     equal = table("seed for seed, against the engine without a drafter and the stock model", *heads)
-    for e in found.equality:
+    for e in audit.equality:
         own = f"{e.own}/{e.texts}"
-        equal.add_row(label(e.law), str(e.batch), str(e.texts), own, str(e.tokens), f"{e.noise:.1e}", _found(e))
+        equal.add_row(
+            label(e.sampling), str(e.batch), str(e.texts), own, str(e.tokens), f"{e.noise:.1e}", divergences(e)
+        )
     console.print(equal)
-    laws = table("exact, every branch on tiny models (audited: marked)", "rule", "draft", "TV", "")
-    for x in found.exact:
-        laws.add_row(x.rule, x.draft, f"{x.tv:.1e}", "*" if x.counts(found.rule) else "")
-    console.print(laws)
-    columns = "law", "prompt", "draft", "samples", "cells", "p", "TV seen", "would find TV", "found"
-    stats = table("pairs of tokens, against the model's law", *columns)
-    for s in found.statistics:
+    rules = table("exact, every branch on tiny models (the audited rule is marked)", "rule", "draft", "TV", "")
+    for x in audit.exact:
+        rules.add_row(x.rule, x.draft, f"{x.tv:.1e}", "*" if x.counts(audit.rule) else "")
+    console.print(rules)
+    columns = "sampling", "prompt", "draft", "samples", "cells", "p", "TV", "detectable TV", "verdict"
+    stats = table("pairs of tokens, against the model's distribution", *columns)
+    for s in audit.statistics:
         verdict = "DEVIATES" if s.rejected else "no deviation" if s.cells > 1 else "nothing to test"
         stats.add_row(
-            label(s.law), str(s.prompt + 1), s.draft, str(s.samples), str(s.cells), f"{s.p:.3g}", f"{s.tv:.3f}",
+            label(s.sampling), str(s.prompt + 1), s.draft, str(s.samples), str(s.cells), f"{s.p:.3g}", f"{s.tv:.3f}",
             f"{s.detectable:.3f}", verdict,
         )  # fmt: skip
     console.print(stats)
-    console.print(found.sentence, style="bold green" if found.lossless else "bold red", highlight=False, markup=False)
+    console.print(audit.sentence, style="bold green" if audit.lossless else "bold red", highlight=False, markup=False)
 
 
-def _found(e: Equality) -> str:
+def divergences(e: Equality) -> str:
     if not e.divergences:
         return "identical"
     d = max(e.divergences, key=lambda d: (not d.within, -d.position))
     what = "within rounding" if d.within else "NOT lossless"
-    return f"{len(e.divergences)} differ: {what}, prompt {d.prompt} at {d.position}, margin {d.margin:.1e}"
+    margin = "" if d.margin is None else f", margin {d.margin:.1e}"
+    return f"{len(e.divergences)} differ: {what}, prompt {d.prompt} at {d.position}{margin}"

@@ -1,4 +1,4 @@
-"""`outrider bench`: methods by tasks by temperatures by batch sizes, in turn, beside stock transformers."""
+"""`outrider bench`: methods by tasks by temperatures by batch sizes, interleaved, beside stock transformers."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Bench(TyperGroup):
         ctx.allow_interspersed_args = True
         TyperCommand.parse_args(self, ctx, args)
         if ctx.args:
-            known = "repeat an option for each value, as in --task A --task B"
-            ctx.fail(f"{ctx.args[0]!r} belongs to none of the options; {known}")
+            repeat = "repeat an option for each value, as in --task A --task B"
+            ctx.fail(f"unexpected argument {ctx.args[0]!r}; {repeat}")
         return []
 
 
@@ -39,9 +39,9 @@ def bench(
         list[str] | None,
         opt.given("--task", help=f"A task, a group of tasks or a JSONL file; NAME@N cuts prompts to N tokens. {AGAIN}"),
     ] = None,
-    limit: Annotated[int | None, opt.given("--limit", metavar="N", help="Prompts of each task, at most.")] = None,
+    limit: Annotated[int | None, opt.given("--limit", metavar="N", help="Use at most N prompts of each task.")] = None,
     data: Annotated[
-        str | None, opt.given("--data", metavar="DIR", help="The published tasks' files; default: from the hub.")
+        str | None, opt.given("--data", metavar="DIR", help="Folder of the published tasks' files. Default: the hub.")
     ] = None,
     drafter: Annotated[
         list[str] | None,
@@ -62,51 +62,51 @@ def bench(
     temperature: Annotated[
         list[float] | None, opt.sampling("--temperature", "--temp", help=f"Default: 0. {AGAIN}")
     ] = None,
-    max_new_tokens: Annotated[int, opt.sampling("--max-new-tokens", "--max-tokens", help="Of every turn.")] = 128,
+    max_new_tokens: Annotated[int, opt.sampling("--max-new-tokens", "--max-tokens", help="For every turn.")] = 128,
     batch_size: Annotated[
         list[int] | None, opt.machine("--batch-size", help=f"Prompts decoded together. Default: 1. {AGAIN}")
     ] = None,
     dtype: opt.Dtype = "auto",
     device: opt.Device = "auto",
     trust_remote_code: opt.TrustRemoteCode = False,
-    repeats: Annotated[int, opt.measuring("--repeats", help="How often every prompt is answered.")] = 1,
+    repeats: Annotated[int, opt.measuring("--repeats", help="Times that each prompt is answered.")] = 1,
     max_minutes: Annotated[
-        float | None, opt.measuring("--max-minutes", metavar="M", help="Stop then; the same command resumes.")
+        float | None, opt.measuring("--max-minutes", metavar="M", help="Time limit; the same command resumes.")
     ] = None,
     out: Annotated[Path, opt.output("--out", metavar="DIR", help="The run's folder.")] = Path("runs/bench"),
     as_json: opt.Json = False,
 ) -> None:
-    """Measure methods side by side, and write results.json and report.html.
+    """Compare methods, and write results.json and report.html.
 
     The same command resumes an interrupted run. `outrider bench tasks` lists the tasks, `outrider bench compare A B`
     compares two runs. For example: outrider bench MODEL --drafter lookup --task prompts.jsonl
     """
     from ..bench.config import Config
 
-    given = {
+    lists = {
         "drafters": drafter, "tasks": task, "temperatures": temperature, "batch_sizes": batch_size, "peers": peer,
     }  # fmt: skip
     config = Config(
         model, tokens=max_new_tokens, limit=limit, repeats=repeats, dtype=dtype, device=device,
         trust_remote_code=trust_remote_code, data=data, max_minutes=max_minutes, out=out,
-        **{name: tuple(dict.fromkeys(values)) for name, values in given.items() if values},  # type: ignore[arg-type]
+        **{name: tuple(dict.fromkeys(values)) for name, values in lists.items() if values},  # type: ignore[arg-type]
     )  # fmt: skip
     check(config)
-    from ..bench import report
     from ..bench.instrument import run
     from ..bench.results import to_json
+    from ..bench.summary import show
 
     document = run(config)
     if as_json:
         typer.echo(json.dumps(to_json(document)))
         return
-    report.show(document)
+    show(document)
     page = out / "report.html"
-    typer.echo(f"The report: {page if page.is_file() else out / 'results.json'}", err=True)
+    typer.echo(f"Report: {page if page.is_file() else out / 'results.json'}", err=True)
 
 
 def check(config: Any) -> None:
-    """Refuse names that do not exist, before torch is imported."""
+    """Raise InputError for unknown names, before anything is loaded."""
     from ..bench.types import OURS, weights_of
     from ..params import InputError
     from .loading import check_drafter, located
@@ -118,7 +118,7 @@ def check(config: Any) -> None:
             check_drafter(method.spec)
         located(config.model, weights_of(method.variant))
     if config.data is not None and not Path(config.data).is_dir():
-        raise InputError(f"there is no folder {config.data}; --data names the one that has the tasks' files")
+        raise InputError(f"there is no folder {config.data}; --data names the folder of the tasks' files")
     check_place(config.dtype, config.device)
 
 
@@ -128,24 +128,24 @@ def compare(
     b: Annotated[Path, typer.Argument(metavar="B", help="Another run's.")],
     as_json: opt.Json = False,
 ) -> None:
-    """Compare two runs; changes beyond both intervals are marked."""
+    """Compare two runs; significant changes are marked."""
     from ..bench import compare as sides
-    from ..bench.results import read
+    from ..bench.results import read, to_json
     from ..params import InputError
 
     for run in (a, b):
         if not run.exists():
-            raise InputError(f"there is no run {run}; name the --out folder of an `outrider bench`")
+            raise InputError(f"there is no run {run}; give the --out folder of an `outrider bench`")
     comparison = sides.compare(read(a), read(b))
     if as_json:
-        typer.echo(json.dumps(sides.document(comparison)))
+        typer.echo(json.dumps(to_json(comparison)))
     else:
         sides.show(comparison)
 
 
 @app.command()
 def tasks(as_json: opt.Json = False) -> None:
-    """List the tasks that --task knows."""
+    """List the available tasks."""
     from ..bench.tasks import names
 
     known = names()

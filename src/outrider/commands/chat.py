@@ -1,4 +1,4 @@
-"""`outrider chat`: a conversation in the terminal, and after each answer what the drafter was worth."""
+"""`outrider chat`: a conversation in the terminal, with a line of usage after each answer."""
 
 from __future__ import annotations
 
@@ -26,29 +26,25 @@ GREY = "bright_black"
 HELP = {
     "/help": "this list",
     "/reset": "forget the conversation",
-    "/seed [N]": "draw every answer with this seed; without N: a fresh one each time",
+    "/seed [N]": "sample every answer with this seed; without N: a fresh one each time",
     "/temperature [T]": "0 is greedy",
-    "/drafter [SPEC ...]": "draft with something else, such as lookup, suffix or none",
-    "/compare": "write the last answer again without drafting: is it the same text, and how long does it take?",
-    "/quit": "leave; so does Ctrl-D. Ctrl-C stops an answer",
+    "/drafter [SPEC ...]": "change the drafter, as in lookup, suffix or none",
+    "/compare": "decode the last answer again without drafts, and compare text and speed",
+    "/quit": "leave, like Ctrl-D; Ctrl-C stops an answer",
 }
 
 
 def chat(
     model: opt.Model = None,
     named: opt.NamedModel = None,
-    system: Annotated[
-        str | None, opt.given("--system", metavar="TEXT", help="What the model is told before the conversation.")
-    ] = None,
-    text: Annotated[
-        bool, opt.given("--text", help="Let the model go on from what you type, without its chat template.")
-    ] = False,
+    system: Annotated[str | None, opt.given("--system", metavar="TEXT", help="The system message.")] = None,
+    text: Annotated[bool, opt.given("--text", help="Continue your text, without the chat template.")] = False,
     drafter: opt.Drafter = None,
     rule: opt.Rule = "coupled",
     lossy: opt.Lossy = False,
     budget: opt.Budget = "auto",
     max_new_tokens: Annotated[
-        int, opt.sampling("--max-new-tokens", "--max-tokens", help="Tokens of an answer, at most.")
+        int, opt.sampling("--max-new-tokens", "--max-tokens", help="Maximum tokens of an answer.")
     ] = 512,
     temperature: opt.Temperature = 0.7,
     top_p: opt.TopP = 1.0,
@@ -64,12 +60,11 @@ def chat(
     threads: opt.Threads = None,
     no_compile: opt.NoCompile = False,
     trust_remote_code: opt.TrustRemoteCode = False,
-    as_json: Annotated[bool, opt.output("--json", help="A JSON object a line for every answer, nothing else.")] = False,
+    as_json: Annotated[bool, opt.output("--json", help="One JSON object per answer on stdout, nothing else.")] = False,
 ) -> None:
-    """Talk with a model, speculating: its own answers, faster.
+    """Chat with a model by speculative decoding: the same answers, faster.
 
-    Drafted tokens have another colour. /help lists what can be changed on the way. Without a terminal, every line of
-    stdin is one turn.
+    Drafted tokens have another colour. /help lists commands. Without a terminal, each line of stdin is one turn.
     """
     from ..params import InputError, Sampling
     from .generate import check_rule, unescape
@@ -81,7 +76,7 @@ def chat(
     if max_new_tokens < 1:
         raise InputError(f"--max-new-tokens must be at least 1, not {max_new_tokens}")
     if text and system is not None:
-        raise InputError("--system is for the chat template, and --text leaves that out; give one of them")
+        raise InputError("--system needs the chat template, which --text leaves out; give one of them")
     how = {"max_new_tokens": max_new_tokens, "stop": [unescape(s) for s in stop or ()], "rule": rule}
     llm = load(
         one_model(model, named), drafter, budget=budget, dtype=dtype, device=device, exact=exact, weights=weights,
@@ -89,9 +84,9 @@ def chat(
     )  # fmt: skip
     if not getattr(llm.tokenizer, "chat_template", None):
         if system is not None:
-            raise InputError(f"{llm.name} has no chat template, so there is no place for --system; leave it out")
+            raise InputError(f"{llm.name} has no chat template, which --system needs; leave it out")
         if not text:
-            note = f"{llm.name} has no chat template: text mode, the model goes on from what you type"
+            note = f"{llm.name} has no chat template: text mode, the model continues what you type"
             typer.secho(note, fg=GREY, err=True)
         text = True
     talk = Talk(llm, sampling, how, seed, system, text, as_json)
@@ -104,14 +99,14 @@ def chat(
 
 @dataclass
 class Talk:
-    """A conversation, and how its answers are drawn."""
+    """A conversation and its sampling."""
 
     llm: LLM
     sampling: Sampling
     how: dict[str, Any]
     seed: int | None = None
     system: str | None = None
-    raw: bool = False  # the model goes on from plain text
+    raw: bool = False  # plain text to continue, without the chat template
     as_json: bool = False
     messages: Messages = field(default_factory=list)
     text: str = ""
@@ -125,13 +120,13 @@ class Talk:
         self.text, self.last = "", None
 
     def ask(self, line: str) -> None:
-        """One turn: the answer as it comes, then what it cost. A turn that is refused is forgotten."""
+        """One turn: stream the answer and print its usage. A turn that raises InputError leaves no trace."""
         from ..params import InputError
         from .generate import check_finite
 
-        asked = [*self.messages, {"role": "user", "content": line}]
+        messages = [*self.messages, {"role": "user", "content": line}]
         text = f"{self.text}\n{line}" if self.text else line
-        prompt = self.llm.encode(text if self.raw else asked)
+        prompt = self.llm.encode(text if self.raw else messages)
         if len(prompt) >= self.llm.target.context:
             raise InputError(
                 f"the conversation has {len(prompt)} tokens and the model's context {self.llm.target.context}; "
@@ -139,14 +134,14 @@ class Talk:
             )
         output = self.write(self.llm, prompt, self.seed)
         check_finite([output])
-        self.messages = [*asked, {"role": "assistant", "content": output.text}]
+        self.messages = [*messages, {"role": "assistant", "content": output.text}]
         self.text, self.last = text + output.text, (prompt, output)
         full = len(prompt) + len(output.tokens) >= self.llm.target.context
         if full and not self.as_json:
             typer.secho("[the context is full; /reset starts a new conversation]", fg=GREY, err=True)
 
     def write(self, llm: LLM, prompt: list[int], seed: int | None) -> Output:
-        """Stream an answer. Ctrl-C stops it on a terminal; what there is of it is the answer then."""
+        """Stream an answer. On a terminal, Ctrl-C stops it and keeps what there is of it."""
         from .generate import DRAFTED, entry, usage_line
 
         stream = llm.stream(prompt, seed=seed, sampling=self.sampling, **self.how)
@@ -163,11 +158,11 @@ class Talk:
             typer.echo(json.dumps(entry(output), ensure_ascii=False))
         else:
             typer.echo()
-            typer.secho(usage_line(llm, output, self.sampling.temperature), fg=GREY, err=True)
+            typer.secho(usage_line(llm, output, {**self.how, "sampling": self.sampling}), fg=GREY, err=True)
         return output
 
     def command(self, line: str) -> str:
-        """Obey a line that begins with a slash; what is to be said of it."""
+        """Run a line that begins with a slash; returns the reply."""
         from ..params import InputError
 
         name, *words = line.split()
@@ -191,7 +186,7 @@ class Talk:
         raise InputError(f"there is no command {name}; /help lists them")
 
     def draft_with(self, specs: list[str]) -> None:
-        """Change the drafter; the target stays as it is."""
+        """Change the drafter and keep the target."""
         if specs:
             from .. import drafters, plugins
 
@@ -200,23 +195,23 @@ class Talk:
             self.llm = replace(self.llm, drafter=made, drafter_name=name, budgets={})
 
     def compare(self) -> str:
-        """The last answer once more by plain decoding, under its seed."""
+        """Decode the last answer again without drafts, with its seed."""
         from ..params import InputError
         from .compare import difference, plain_of
 
         if self.last is None:
-            raise InputError("there is no answer yet to compare; ask something first")
+            raise InputError("there is no answer to compare yet; write a message first")
         prompt, drafted = self.last
         plain = self.write(plain_of(self.llm), prompt, drafted.seed)
         seconds = [o.usage.decode_seconds / max(1, len(o.tokens) - 1) for o in (plain, drafted)]
         shared = min(len(plain.tokens), len(drafted.tokens))
         why = difference(self.llm, {**self.how, "sampling": self.sampling})
-        same = "the same text" if plain.tokens[:shared] == drafted.tokens[:shared] else f"another text{why}"
-        return f"{same}; {self.llm.drafter_name} wrote it {seconds[0] / (seconds[1] or 1):.2f} times as fast"
+        same = "the same text" if plain.tokens[:shared] == drafted.tokens[:shared] else f"a different text{why}"
+        return f"{same}; {self.llm.drafter_name} was {seconds[0] / (seconds[1] or 1):.2f} times as fast"
 
 
 def converse(talk: Talk, lines: Iterator[str]) -> None:
-    """Turn by turn until the input ends; what is refused is said, and the conversation goes on."""
+    """Turn by turn until the input ends. InputErrors are printed, and the conversation continues."""
     from ..params import InputError, Interrupted
 
     answers = 0
@@ -237,17 +232,17 @@ def converse(talk: Talk, lines: Iterator[str]) -> None:
 
 
 def number(name: str, word: str, kind: Callable[[str], Any]) -> Any:
-    """The value of a /command. Raises InputError for what is no number."""
+    """The number after a /command. Raises InputError for anything else."""
     from ..params import InputError
 
     try:
         return kind(word)
     except ValueError:
-        raise InputError(f"{name} takes a {'whole ' * (kind is int)}number, not {word!r}") from None
+        raise InputError(f"{name} takes {'an integer' if kind is int else 'a number'}, not {word!r}") from None
 
 
 def typed() -> Iterator[str]:
-    """Lines from the terminal, with a history that is kept; a backslash at the end of a line goes on in the next."""
+    """Lines from the terminal, with a persistent history; a backslash at the end of a line continues it."""
     remember = history()
     while True:
         try:
@@ -265,10 +260,10 @@ def typed() -> Iterator[str]:
 
 
 def history() -> Callable[[], None]:
-    """Read the lines of earlier conversations; the function returned keeps those of this one."""
+    """Load the history of earlier conversations; returns a function that saves it."""
     try:
         import readline
-    except ImportError:  # not on every system
+    except ImportError:  # not available on every system
         return lambda: None
     state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     file = Path(state) / "outrider" / "chat_history"
@@ -281,7 +276,7 @@ def history() -> Callable[[], None]:
         if file.exists():
             readline.read_history_file(file)
     except OSError:
-        return lambda: None  # a home that cannot be written to is no reason not to talk
+        return lambda: None  # without a writable home there is no history
 
     def remember() -> None:
         with suppress(OSError):
@@ -291,6 +286,6 @@ def history() -> Callable[[], None]:
 
 
 def completions(text: str, state: int) -> str | None:
-    """The commands that begin with what is typed, one after the other."""
-    found = [name.split()[0] for name in HELP if text and name.startswith(text)]
-    return found[state] if state < len(found) else None
+    """The commands that begin with the typed text, one per call."""
+    matches = [name.split()[0] for name in HELP if text and name.startswith(text)]
+    return matches[state] if state < len(matches) else None

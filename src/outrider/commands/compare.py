@@ -1,5 +1,5 @@
-"""`outrider generate --compare`: each prompt decoded plainly, with drafts, and by transformers' own `generate` where
-that is installed."""
+"""`outrider generate --compare`: each prompt decoded without drafts, with drafts, and by transformers' `generate` if it
+is installed."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from ..engine.request import Output
     from ..llm import LLM
 
-REPEATS, ENOUGH = 3, 1.0  # a prompt is decoded so often, or once where a plain text takes more seconds than ENOUGH
+REPEATS, ENOUGH = 3, 1.0  # each prompt is decoded REPEATS times, or once if that takes longer than ENOUGH seconds
 
 
 def compare(llm: LLM, prompts: list[Any], seed: int | None, options: dict[str, Any], as_json: bool) -> list[Output]:
-    """Print and return what was written, whether plain and drafted texts are equal, and how fast each way was."""
+    """Print and return the drafted texts; print whether they equal plain decoding's, and the speed of each method."""
     from .generate import document, stream, usage_line
 
     stock, plain = _stock_of(llm), plain_of(llm)
@@ -38,7 +38,7 @@ def compare(llm: LLM, prompts: list[Any], seed: int | None, options: dict[str, A
     for prompt in prompts:
         if not as_json:
             typer.secho(_show(llm, prompt), fg="bright_black")
-            line = usage_line(llm, stream(llm, prompt, seed, options), options["sampling"].temperature)
+            line = usage_line(llm, stream(llm, prompt, seed, options), options)
             typer.secho(line, fg="bright_black", err=True)
         row, output = _one(llm, plain, stock, prompt, seed, options)
         rows.append(row)
@@ -50,7 +50,7 @@ def compare(llm: LLM, prompts: list[Any], seed: int | None, options: dict[str, A
 
 
 def _stock_of(llm: LLM) -> Stock | None:
-    """transformers' own `generate` of the same model; None where transformers is not installed."""
+    """transformers' `generate` for the same model; None if transformers is not installed."""
     if find_spec("transformers") is None or find_spec("torch") is None:
         return None
     from transformers import GenerationConfig
@@ -71,25 +71,25 @@ def difference(llm: LLM, options: dict[str, Any]) -> str:
     """Why texts may differ from plain decoding's; "" where they must not."""
     if options["rule"] != "coupled" and options["sampling"].temperature > 0:
         if options["rule"] in LOSSY:
-            return f"; {options['rule']} is lossy: it changes the law of the text"
-        return f"; under {options['rule']} the law is the same, not the text"
+            return f"; {options['rule']} is lossy: it changes the distribution of the text"
+        return f"; {options['rule']} keeps the distribution, not the text"
     kind = llm.target.precision
     if kind not in ("float32", "float64") and llm.target.exact != "bits":
-        return f"; in {kind} a pass over several tokens rounds differently from a pass over one"
+        return f"; in {kind} a pass over several tokens rounds differently than a pass over one"
     return ""
 
 
 def _one(
     llm: LLM, plain: LLM, stock: Stock | None, prompt: Any, seed: int, options: dict[str, Any]
 ) -> tuple[dict[str, Any], Output]:
-    """Plain, drafted and transformers' in turn, several times; the median of each."""
+    """Plain decoding, drafting and transformers, interleaved; the median time of each."""
     seconds: dict[str, list[float]] = {"plain": [], "drafted": []}
     texts: dict[str, Output] = {}
     per_token: list[float] = []
     while len(seconds["plain"]) < (1 if seconds["plain"] and seconds["plain"][0] > ENOUGH else REPEATS):
         for name, which in (("plain", plain), ("drafted", llm)):
             began = perf_counter()
-            mine = {**options, "budget": None} if which is plain else options  # plain rounds teach a budget nothing
+            mine = {**options, "budget": None} if which is plain else options  # plain rounds must not update the budget
             texts[name] = which.generate([prompt], seed=seed, **mine)[0]
             seconds[name].append(perf_counter() - began)
         if stock is not None:
@@ -109,7 +109,7 @@ def _one(
 
 
 def _stock(stock: Stock, llm: LLM, prompt: Any, seed: int, options: dict[str, Any]) -> float:
-    """Seconds for each token of transformers' own `generate`, whose samples are others: it has noise of its own."""
+    """Seconds per token of transformers' `generate`, which draws other samples."""
     from ..bench.types import Ask
 
     ask = Ask(options["max_new_tokens"], options["sampling"].temperature, (seed,), llm.eos)
@@ -119,9 +119,9 @@ def _stock(stock: Stock, llm: LLM, prompt: Any, seed: int, options: dict[str, An
 
 
 def _report(
-    llm: LLM, outputs: list[Output], rows: list[dict[str, Any]], found: dict[str, Any], why: str, as_json: bool
+    llm: LLM, outputs: list[Output], rows: list[dict[str, Any]], document: dict[str, Any], why: str, as_json: bool
 ) -> None:
-    plain, drafted = (sum(r[f"{way}_seconds"] for r in rows) for way in ("plain", "drafted"))
+    plain, drafted = (sum(r[f"{name}_seconds"] for r in rows) for name in ("plain", "drafted"))
     stock = sum(r.get("transformers_seconds", 0.0) for r in rows)
     tokens, same = sum(r["tokens"] for r in rows), sum(r["equal"] for r in rows)
     if as_json:
@@ -133,30 +133,30 @@ def _report(
             "drafted_seconds": drafted,
             "speedup": plain / drafted,
         } | ({"transformers_seconds": stock} if stock else {})
-        typer.echo(json.dumps({**found, "comparison": {"prompts": rows, **totals}}, ensure_ascii=False))
+        typer.echo(json.dumps({**document, "comparison": {"prompts": rows, **totals}}, ensure_ascii=False))
         return
     _table(llm, rows, why)
     beside = f", {tokens / stock:.0f} by transformers' generate ({stock / drafted:.2f} times as fast)" if stock else ""
     typer.secho(
         f"{same} of {len(rows)} texts identical to plain decoding under the same seed{why}. {llm.name} with the "
         f"drafter {llm.drafter_name}: {tokens / drafted:.0f} tokens/s, {tokens / plain:.0f} without drafts "
-        f"({plain / drafted:.2f} times as fast){beside}; prompts included.",
+        f"({plain / drafted:.2f} times as fast){beside}; prefill included.",
         bold=True,
     )
 
 
 def _table(llm: LLM, rows: list[dict[str, Any]], why: str) -> None:
-    """Tokens per second of every way, a row for each prompt."""
+    """Tokens per second of each method, one row per prompt."""
     from rich.console import Console
     from rich.table import Table
 
-    ways = [way for way in ("transformers", "plain", "drafted") if f"{way}_seconds" in rows[0]]
-    table = Table("prompt", "tokens", "tau", *ways, "speed-up", "text", box=None)
+    methods = [name for name in ("transformers", "plain", "drafted") if f"{name}_seconds" in rows[0]]
+    table = Table("prompt", "tokens", "tau", *methods, "speed-up", "text", box=None)
     for column in table.columns[:-1]:
         column.justify = "right"
     for i, r in enumerate(rows, 1):
-        verdict = "identical" if r["equal"] else "another text" if why else "DIFFERENT"
-        speeds = (r["tokens"] / r[f"{way}_seconds"] for way in ways)
+        verdict = "identical" if r["equal"] else "different" if why else "DIFFERENT"
+        speeds = (r["tokens"] / r[f"{name}_seconds"] for name in methods)
         cells = [f"{speed:.0f}/s" for speed in speeds]
         table.add_row(str(i), str(r["tokens"]), f"{r['tau']:.2f}", *cells, f"{r['speedup']:.2f}x", verdict)
     typer.echo()

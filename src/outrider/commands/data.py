@@ -1,4 +1,4 @@
-"""`outrider data`: builds training data."""
+"""`outrider data`: training data."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ def generate(
     out: Annotated[
         str,
         opt.output(
-            "--out", metavar="FILE", help="JSON lines that the answers are appended to; what is there is skipped."
+            "--out", metavar="FILE", help="JSON lines to append answers to; questions answered there are skipped."
         ),
     ],
     model: opt.Model = None,
     limit: opt.Limit = None,
-    opening: Annotated[int, opt.given("--opening", help="Tokens of a text that are given (--endpoint: words).")] = 64,
+    opening: Annotated[int, opt.given("--opening", help="Tokens of a text used as prompt (--endpoint: words).")] = 64,
     endpoint: Annotated[
         list[str] | None,
         opt.machine("--endpoint", metavar="URL", help="An OpenAI-compatible server that serves MODEL (repeatable)."),
     ] = None,
-    concurrency: Annotated[int, opt.machine("--concurrency", help="Questions that a server has at a time.")] = 32,
+    concurrency: Annotated[int, opt.machine("--concurrency", help="Concurrent requests per server.")] = 32,
     drafter: opt.Drafter = None,
     max_new_tokens: opt.MaxNewTokens = 256,
     temperature: opt.Temperature = 1.0,
-    seed: Annotated[int, opt.sampling("--seed", help="Of the answers; question i uses seed + i.")] = 0,
+    seed: Annotated[int, opt.sampling("--seed", help="Question i uses seed + i.")] = 0,
     batch_size: opt.BatchSize = 8,
     dtype: opt.Dtype = "auto",
     device: opt.Device = "auto",
@@ -51,9 +51,9 @@ def generate(
     trust_remote_code: opt.TrustRemoteCode = False,
     as_json: opt.Json = False,
 ) -> None:
-    """Let the target write the answers: what a drafter should learn is how its target writes. Resumes.
+    """Generate answers with the target, whose own texts are what a drafter should learn. Resumes.
 
-    The target runs here, or on servers (vLLM, SGLang, llama.cpp's, outrider serve) that are named by --endpoint.
+    The target runs here, or on the servers of --endpoint (vLLM, SGLang, llama.cpp's, outrider serve).
     """
     from pathlib import Path
 
@@ -73,51 +73,51 @@ def generate(
         )
     if limit is not None and limit < 1:
         raise InputError(f"--limit must be at least 1, not {limit}")
-    asked = list(questions.questions(data))[:limit]
-    names: list[Any] = questions.keys([what for _, what in asked]) if endpoint else list(range(len(asked)))
+    items = list(questions.questions(data))[:limit]
+    names: list[Any] = questions.keys([what for _, what in items]) if endpoint else list(range(len(items)))
     with files.alone(out):
         have = questions.finished(Path(out), str if endpoint else int)
-    if asked and have >= set(names):
-        there = f"all {len(asked)} questions are answered in {out} already; nothing was written"
-        tell(as_json, out, len(asked), 0, there)
+    if items and have >= set(names):
+        there = f"all {len(items)} questions already have answers in {out}"
+        report(as_json, out, len(items), 0, there)
         return
     if endpoint:
         if drafter or no_compile or trust_remote_code or (dtype, device, batch_size) != ("auto", "auto", 8):
             raise InputError(
-                "with --endpoint the servers decide how the model is run; leave out --drafter, --dtype, --device, "
+                "--endpoint leaves these to the servers: remove --drafter, --dtype, --device, "
                 "--batch-size, --no-compile and --trust-remote-code"
             )
         from ..training import answering, endpoints
 
         urls, served = endpoints.connect(endpoint, model)
         wish = endpoints.Wish(served, max_new_tokens, temperature, seed, opening)
-        with progress(as_json, len(asked), len(have & set(names))) as (done, say):
-            found = answering.write(urls, asked, out, wish, concurrency, done, say)
-        tell(
-            as_json, out, len(asked), found.answers, said(out, found),
-            without_token_ids=found.texts, refused=found.refused,
+        with progress(as_json, len(items), len(have & set(names))) as (done, say):
+            result = answering.write(urls, items, out, wish, concurrency, done, say)
+        report(
+            as_json, out, len(items), result.answers, sentence(out, result),
+            without_token_ids=result.texts, refused=result.refused,
         )  # fmt: skip
         return
     place = located(model)  # before torch is imported
     from ..training import generate as answers
 
-    llm: Any = load(  # any answer of the target will do, so that none pays for having the same bits
+    llm: Any = load(  # exactness does not matter for training data
         place, drafter, dtype=dtype, device=device, exact="rounding", no_compile=no_compile,
         trust_remote_code=trust_remote_code,
     )  # fmt: skip
     if llm.tokenizer is None:
         raise InputError(f"{llm.name} has no tokenizer; name a model that has one")
-    with progress(as_json, len(asked), len(have & set(names))) as (done, _):
+    with progress(as_json, len(items), len(have & set(names))) as (done, _):
         written = answers.write(
-            llm.target, llm.drafter, llm.tokenizer, asked, out, max_new_tokens, temperature, seed, batch_size, opening,
+            llm.target, llm.drafter, llm.tokenizer, items, out, max_new_tokens, temperature, seed, batch_size, opening,
             llm.eos, done,
         )  # fmt: skip
-    tell(as_json, out, len(asked), written, f"{written} answer{'s' * (written != 1)} written to {out}")
+    report(as_json, out, len(items), written, f"{written} answer{'s' * (written != 1)} written to {out}")
 
 
 @contextmanager
 def progress(quiet: bool, total: int, there: int) -> Iterator[tuple[Callable[[int], None], Callable[[str], None]]]:
-    """A bar with the time that is left, on a terminal: what tells it of answers, and what prints a line above it."""
+    """A progress bar on a terminal; yields the functions that advance it and that print a line above it."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -128,19 +128,19 @@ def progress(quiet: bool, total: int, there: int) -> Iterator[tuple[Callable[[in
         yield lambda n: bar.advance(task, n), lambda words: console.print(f"outrider: {words}", highlight=False)
 
 
-def said(out: str, found: Any) -> str:
+def sentence(out: str, result: Any) -> str:
     """The sentence at the end of a run with servers."""
-    words = f"{found.answers} answer{'s' * (found.answers != 1)} written to {out}"
-    if found.texts:
-        words += f"; {found.texts} of them as text, to be tokenised anew, since a server gave no token ids"
-    elif found.answers:
+    words = f"{result.answers} answer{'s' * (result.answers != 1)} written to {out}"
+    if result.texts:
+        words += f"; {result.texts} of them as text, to be tokenised, since a server gave no token ids"
+    elif result.answers:
         words += ", with the servers' token ids"
-    if found.refused:
-        words += f"; {len(found.refused)} questions were not answered, the first: {found.refused[0]}"
+    if result.refused:
+        words += f"; {len(result.refused)} questions were not answered, the first: {result.refused[0]}"
     return words
 
 
-def tell(as_json: bool, out: str, questions: int, written: int, words: str, **more: Any) -> None:
-    """The result: one line, or JSON."""
-    found = {"written": written, "questions": questions, "out": out, **more}
-    typer.echo(json.dumps(found) if as_json else words)
+def report(as_json: bool, out: str, questions: int, written: int, words: str, **more: Any) -> None:
+    """Print the result: one line, or JSON."""
+    summary = {"written": written, "questions": questions, "out": out, **more}
+    typer.echo(json.dumps(summary) if as_json else words)

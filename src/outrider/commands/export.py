@@ -1,4 +1,4 @@
-"""`outrider export`: a drafter as other engines load it, and a check of what their loaders let through."""
+"""`outrider export`: a drafter in the format of another engine, with checks that its loader does not make."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def export(
         str,
         typer.Argument(
             metavar="FOLDER",
-            help="A drafter's folder, of whatever layout `outrider import` reads, or one that ships: smollm2/eagle3.",
+            help="A drafter's folder, in any layout that `outrider import` reads, or one that ships: smollm2/eagle3.",
         ),
     ],
     model: opt.Model = None,
@@ -23,15 +23,15 @@ def export(
     out: Annotated[str | None, opt.output("--out", metavar="DIR", help="The new folder.")] = None,
     verify: Annotated[
         bool,
-        opt.output("--verify", help="Check the folder before it stays; without --out: check FOLDER."),
+        opt.output("--verify", help="Check the new folder; without --out: check FOLDER."),
     ] = False,
     as_json: opt.Json = False,
 ) -> None:
-    """Write FOLDER's drafter, which is MODEL's, as SafeAILab's code, speculators, vLLM or SGLang load it.
+    """Write FOLDER's drafter, trained for MODEL, in the format of SafeAILab's code, speculators, vLLM or SGLang.
 
-    Engines leave missing weights random, skip unknown ones and take ids for offsets; a low acceptance is all one sees.
-    --verify finds that: each key and shape, NaN, the draft vocabulary, the layers, the fields of the config, and
-    whether it is this target's drafter.
+    Engines leave missing weights random, skip unknown ones and mistake ids for offsets; all one sees is low acceptance.
+    --verify checks every key and shape, NaN, the draft vocabulary, the layers, the fields of the config, and whether it
+    is this target's drafter.
     """
     from .. import hub, shipped
     from ..params import FORMATS, InputError, check_format
@@ -42,7 +42,7 @@ def export(
         raise InputError(f"give a format by --to: one of {', '.join(FORMATS)}")
     check_format(to)
     if out is None and not verify:
-        raise InputError("say where the folder goes (--out DIR), or check one that is there (--verify)")
+        raise InputError("give --out DIR for the new folder, or --verify to check one")
     hub.ensure(shipped.place_of(folder))
     place = located(model)  # before torch is imported
     from ..checkpoints import read
@@ -55,14 +55,14 @@ def export(
     def inspect(made: Path) -> None:
         faults.extend(check(made, to, facts))
         if faults and out is not None:
-            raise InputError(f"the export failed its check, and nothing is written: {'; '.join(faults)}")
+            raise InputError(f"the export failed its check and was not written: {'; '.join(faults)}")
 
     if out is None:
         inspect(shipped.folder_of(folder))
     else:
-        found = read(folder, facts)
-        write(found, to, facts, out, inspect if verify else None)
-        if trimmed(found):
+        checkpoint = read(folder, facts)
+        write(checkpoint, to, facts, out, inspect if verify else None)
+        if trimmed(checkpoint):
             typer.echo(f"{to} will draft from all tokens: it has no draft vocabulary for this drafter", err=True)
     if as_json:
         import json
@@ -79,7 +79,7 @@ def export(
         raise typer.Exit(1)
 
 
-# what engines call the drafters whose folders name these architectures
+# the engines' names of drafters, by architecture
 KINDS = {
     "LlamaForCausalLMEagle": "eagle",
     "LlamaForCausalLMEagle3": "eagle3",
@@ -90,7 +90,7 @@ KINDS = {
 
 
 def launch(to: str, out: str, target: str) -> str:
-    """How the engine is told."""
+    """The engine's command."""
     import json
 
     config = json.loads((Path(out) / "config.json").read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""`outrider generate`: writes text as it comes, drafted tokens in another colour, a line of usage at the end."""
+"""`outrider generate`: streams text, drafted tokens in another colour, and a line of usage at the end."""
 
 from __future__ import annotations
 
@@ -29,6 +29,9 @@ ASKED = (
     "Write a short story about a lighthouse keeper who finds a letter in a bottle.",
 )
 QUESTIONS = tuple([{"role": "user", "content": question}] for question in ASKED)
+FINISH = {
+    "eos": "end of text", "length": "stopped at --max-new-tokens", "stop": "stopped at a --stop string",
+}  # fmt: skip
 ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\"}
 
 
@@ -37,15 +40,15 @@ def generate(
         list[str] | None,
         typer.Argument(
             metavar="[MODEL] PROMPT...",
-            help=f"{opt.NAMES}, then prompts. One argument alone is the model if it is demo, smollm2, a path, a .gguf "
-            "file or spelled like org/name, else a prompt. A prompt - is read from stdin, and so is a missing one "
-            "where stdin is no terminal.",
+            help=f"{opt.NAMES}, then prompts. A single argument is the model if it is demo, smollm2, a path, a .gguf "
+            "file or spelled like org/name, else a prompt. The prompt - is stdin, also the default where it is not a "
+            "terminal.",
         ),
     ] = None,
     named: opt.NamedModel = None,
     prompt: Annotated[
         list[str] | None,
-        opt.given("--prompt", "-p", metavar="TEXT", help="A prompt, whatever it looks like (repeatable)."),
+        opt.given("--prompt", "-p", metavar="TEXT", help="A prompt, even if it looks like a model (repeatable)."),
     ] = None,
     prompts_file: opt.Prompts = None,
     limit: opt.Limit = None,
@@ -73,13 +76,13 @@ def generate(
     threads: opt.Threads = None,
     no_compile: opt.NoCompile = False,
     trust_remote_code: opt.TrustRemoteCode = False,
-    compare: Annotated[bool, opt.output("--compare", help="Also decode plainly; show equality and speed.")] = False,
+    compare: Annotated[bool, opt.output("--compare", help="Compare text and speed with plain decoding.")] = False,
     as_json: opt.Json = False,
 ) -> None:
-    """Write text with a model, speculating: the same text as without, faster.
+    """Generate text by speculative decoding: the same text, faster.
 
-    MODEL is demo (it ships with the package), smollm2, a .gguf file, a folder or a hub id; without it, smollm2 where
-    that is installed, else demo. With --compare and no prompt, a handful of questions.
+    MODEL is demo (ships with the package), smollm2, a .gguf file, a folder or a hub id. Default: smollm2 where it is
+    installed, else demo. --compare without a prompt uses five questions.
     """
     from ..params import InputError, Interrupted, Sampling
 
@@ -112,27 +115,27 @@ def generate(
     elif len(prompts) == 1 and n == 1 and not as_json:
         echo(prompts[0])
         outputs = [stream(llm, prompts[0], seed, how)]
-        typer.secho(usage_line(llm, outputs[0], temperature), fg="bright_black", err=True)
+        typer.secho(usage_line(llm, outputs[0], how), fg="bright_black", err=True)
     else:
-        whole = True
+        complete = True
         try:
             for output in written(llm, prompts, n, seed, batch_size, how):
                 outputs.append(output)
                 if not as_json:
                     echo(prompts[output.prompt])
                     typer.echo(output.text)
-                    typer.secho(usage_line(llm, output, temperature), fg="bright_black", err=True)
+                    typer.secho(usage_line(llm, output, how), fg="bright_black", err=True)
         except KeyboardInterrupt:
-            whole = False
+            complete = False
         if as_json:
             typer.echo(json.dumps(document(llm, outputs, rule, seed), ensure_ascii=False))
-        if not whole:
+        if not complete:
             raise Interrupted(f"{len(outputs)} of {len(prompts) * n} texts were written")
     check_finite(outputs)
 
 
 def check_finite(outputs: Sequence[Output]) -> None:
-    """Refuse texts that ended since the model's logits were NaN or infinite."""
+    """Raise InputError for texts that ended because of NaN or infinite logits."""
     from ..params import NOT_FINITE, InputError
 
     failed = sum(output.finish_reason == "error" for output in outputs)
@@ -143,20 +146,20 @@ def check_finite(outputs: Sequence[Output]) -> None:
 
 
 def check_rule(rule: str, lossy: bool) -> None:
-    """Refuse a rule that is none, and a lossy one that was not asked for as such."""
+    """Raise InputError for an unknown rule, and for a lossy one without --lossy."""
     from .. import params
 
     if params.check_rule(rule) in params.LOSSY and not lossy:
-        raise params.InputError("typical acceptance changes the text's law; say --lossy if that is what you want")
+        raise params.InputError("typical acceptance changes the distribution of the text; add --lossy to allow that")
 
 
 def unescape(text: str) -> str:
-    r"""`\n`, `\t`, `\r` and `\\` as they are written on a command line; other backslashes stay."""
+    r"""Replace `\n`, `\t`, `\r` and `\\` of a command line; other backslashes stay."""
     from ..params import InputError
 
     if not text:
         raise InputError("a stop string is empty; leave it out")
-    return re.sub(r"\\([ntr\\])", lambda found: ESCAPES[found[1]], text)
+    return re.sub(r"\\([ntr\\])", lambda match: ESCAPES[match[1]], text)
 
 
 def split(args: list[str], model: str | None, prompted: bool) -> tuple[str | None, list[str]]:
@@ -164,8 +167,8 @@ def split(args: list[str], model: str | None, prompted: bool) -> tuple[str | Non
 
     Args:
         args: the arguments.
-        model: what --model gives; all arguments are prompts then.
-        prompted: are there prompts beside the arguments, which then hold a model at most?
+        model: the value of --model; then all arguments are prompts.
+        prompted: whether an option gives prompts; then the arguments are a model at most.
     """
     from ..names import is_model
     from .loading import one_model
@@ -180,30 +183,30 @@ def split(args: list[str], model: str | None, prompted: bool) -> tuple[str | Non
 def gathered(
     model: str | None, texts: list[str], given: list[str], file: str | None, limit: int | None, compare: bool
 ) -> list[Any]:
-    """The prompts: `texts` of the arguments, those `given` by --prompt, or a file's; else those of stdin, or for
-    --compare a few of our own. Raises InputError where there are none, or an empty one."""
+    """The prompts of the arguments (`texts`), of --prompt (`given`) or of a file; else of stdin, or for --compare our
+    own questions. Raises InputError if there is none, or an empty one."""
     from .. import InputError, prompts
     from ..names import installed
 
     if sum(map(bool, (texts, given, file))) > 1:
-        raise InputError("give prompts as arguments, by --prompt or by --prompts, not by several of these")
+        raise InputError("give prompts as arguments, by --prompt or by --prompts; use one of these")
     if file is not None:
         return prompts.read(file, limit)
     if not texts and not given and compare:
         return (list(QUESTIONS) if installed() else held_out())[:limit]
-    found = [_stdin() if p == "-" else p for p in texts or given]
-    if not found and not (sys.stdin is None or sys.stdin.isatty()):
-        found = list(filter(None, [_stdin()]))
-    if not found:
+    chosen = [_stdin() if p == "-" else p for p in texts or given]
+    if not chosen and not (sys.stdin is None or sys.stdin.isatty()):
+        chosen = list(filter(None, [_stdin()]))
+    if not chosen:
         alone = f"{model} is taken for the model; give a prompt too" if model else "give a prompt"
         raise InputError(f'{alone}, as in: outrider generate {model or "demo"} "Once upon a time"')
-    if "" in found:
+    if "" in chosen:
         raise InputError("the prompt is empty; give some text")
-    return found[:limit]
+    return chosen[:limit]
 
 
 def _stdin() -> str:
-    """The whole standard input as one prompt, without the newline that ends it."""
+    """The standard input as one prompt, without its last newline."""
     from .. import InputError
 
     try:
@@ -231,7 +234,7 @@ def echo(prompt: str | Messages) -> None:
 
 
 def stream(llm: LLM, prompt: str | Messages, seed: int | None, options: dict[str, Any]) -> Output:
-    """Text as it comes, drafted tokens in colour where the terminal has colours; what was written in the end."""
+    """Print text as it is generated, drafted tokens in colour where the terminal has colours; returns the output."""
     from ..params import Interrupted
 
     text = llm.stream(prompt, seed=seed, **options)
@@ -251,7 +254,7 @@ def stream(llm: LLM, prompt: str | Messages, seed: int | None, options: dict[str
 def written(
     llm: LLM, prompts: list[str | Messages], n: int, seed: int | None, batch_size: int, options: dict[str, Any]
 ) -> Iterator[Output]:
-    """The texts in the order of the prompts, each as soon as it and those before it are finished."""
+    """The texts in the order of the prompts, each as soon as it and all before it are finished."""
     from ..engine import generate
 
     how = {name: value for name, value in options.items() if name != "rule"}
@@ -265,20 +268,31 @@ def written(
             done += 1
 
 
-def usage_line(llm: LLM, output: Output, temperature: float) -> str:
-    """What the text cost. A greedy text depends on no seed, so none is shown."""
-    u = output.usage
+def usage_line(llm: LLM, output: Output, options: dict[str, Any]) -> str:
+    """Tokens, speed, exactness and finish of a text. A greedy text does not depend on its seed, so none is shown."""
+    u, sampled = output.usage, options["sampling"].temperature > 0
     rate = (u.new_tokens - 1) / u.decode_seconds if u.decode_seconds else 0.0
-    seed = f", seed {output.seed}" if temperature > 0 else ""
-    return (
-        f"[{u.new_tokens} tokens, {u.rounds} rounds of {llm.drafter_name}, tau {u.tau:.2f}, exact: {output.exact}, "
-        f"{rate:.0f} tokens/s after "
-        f"{u.prefill_seconds * 1000:.0f} ms of prompt; {output.finish_reason}{seed}]"
-    )
+    drafts = "without drafts" if llm.drafter_name == "none" else f"{u.tau:.1f} per pass ({llm.drafter_name})"
+    finish = FINISH.get(output.finish_reason, output.finish_reason)
+    if output.finish_reason == "length" and u.new_tokens < options["max_new_tokens"]:
+        finish = "stopped at the end of the context"
+    seed = f"; seed {output.seed}" if sampled else ""
+    return f"{u.new_tokens} tokens, {rate:.0f} tokens/s, {drafts}, {exactness(output, options)}; {finish}{seed}"
+
+
+def exactness(output: Output, options: dict[str, Any]) -> str:
+    """How a text relates to plain decoding's."""
+    from ..params import LOSSY
+
+    if options["rule"] in LOSSY:
+        return "lossy"
+    if options["rule"] != "coupled" and options["sampling"].temperature > 0:
+        return "exact in distribution"
+    return "bit-exact" if output.exact == "bits" else "exact up to rounding"
 
 
 def document(llm: LLM, outputs: list[Output], rule: str, seed: int | None) -> dict[str, Any]:
-    """The JSON of `generate` (docs/formats.md)."""
+    """The document of --json (docs/formats.md)."""
     from ..params import LOSSY
     from .info import versions
 

@@ -1,4 +1,4 @@
-"""`outrider import`: what a drafter's folder holds, and its native layout."""
+"""`outrider import`: shows a drafter's checkpoint and converts it to the native layout."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from . import options as opt
 
 if TYPE_CHECKING:
     from ..backends.torch import Place
-    from ..checkpoints import Facts, Found
+    from ..checkpoints import Checkpoint, Facts
 
 
 def import_(
@@ -18,7 +18,7 @@ def import_(
         str,
         typer.Argument(
             metavar="FOLDER",
-            help="A folder or hub id with a trained drafter, of whatever layout, or one that ships: smollm2/eagle3.",
+            help="A folder or hub id with a trained drafter, or one that ships: smollm2/eagle3.",
         ),
     ],
     model: Annotated[
@@ -39,17 +39,17 @@ def import_(
         bool | None,
         typer.Option(
             "--causal/--no-causal",
-            help="Of a block drafter whose config leaves it open: does a slot see only the slots before it?",
+            help="For block drafters whose config does not say: whether a slot attends to earlier slots only.",
             show_default=False,
         ),
     ] = None,
     as_json: opt.Json = False,
 ) -> None:
-    """Say what FOLDER holds, and write it in the native layout if asked.
+    """Show the drafter in FOLDER; --out converts it to the native layout.
 
     Reads EAGLE, EAGLE-2, HASS and EAGLE-3 of SafeAILab, P-EAGLE, Medusa (three layouts, and vLLM's), Hydra, block
-    drafters (DFlash, DFlash 2, JetSpec, DSpark) and what speculators writes. What is missing, unknown, of another shape
-    or not a number is refused by name.
+    drafters (DFlash, DFlash 2, JetSpec, DSpark) and speculators' folders. Missing and unknown tensors, wrong shapes and
+    NaN are refused by name.
     """
     from .. import hub, shipped
     from ..params import InputError
@@ -62,20 +62,20 @@ def import_(
     from ..checkpoints.native import check
     from ..checkpoints.write import keep
 
-    found = read(folder, facts)
+    checkpoint = read(folder, facts)
     if causal is not None:
-        if found.method != "block":
-            raise InputError(f"--causal is for block drafters, and {folder} holds {found.method}; leave it out")
-        found.config["causal"] = causal
-    check(found, folder)
+        if checkpoint.method != "block":
+            raise InputError(f"--causal is for block drafters, and {folder} holds {checkpoint.method}; leave it out")
+        checkpoint.config["causal"] = causal
+    check(checkpoint, folder)
     if out is not None:
-        keep(found, out, in_int8)
+        keep(checkpoint, out, in_int8)
     if as_json:
         import json
 
-        typer.echo(json.dumps({**summary(found), "folder": folder, "out": out}))
+        typer.echo(json.dumps({**summary(checkpoint), "folder": folder, "out": out}))
     else:
-        show(found, folder, out)
+        show(checkpoint, folder, out)
 
 
 def facts_of(model: str | Place | None) -> Facts:
@@ -89,29 +89,29 @@ def facts_of(model: str | Place | None) -> Facts:
     return Facts.of(load(place).target) if place.gguf else Facts.at(place.where)
 
 
-def summary(found: Found) -> dict[str, Any]:
-    """What a folder holds, as JSON."""
+def summary(checkpoint: Checkpoint) -> dict[str, Any]:
+    """A checkpoint as JSON."""
     return {
-        "layout": found.layout,
-        "method": found.method,
-        "config": found.config,
-        "tensors": {name: list(t.shape) for name, t in found.tensors.items()},
-        "parameters": sum(t.numel() for t in found.tensors.values() if t.is_floating_point()),
-        "dtypes": sorted({str(t.dtype).removeprefix("torch.") for t in found.tensors.values()}),
-        "notes": found.notes,
+        "layout": checkpoint.layout,
+        "method": checkpoint.method,
+        "config": checkpoint.config,
+        "tensors": {name: list(t.shape) for name, t in checkpoint.tensors.items()},
+        "parameters": sum(t.numel() for t in checkpoint.tensors.values() if t.is_floating_point()),
+        "dtypes": sorted({str(t.dtype).removeprefix("torch.") for t in checkpoint.tensors.values()}),
+        "notes": checkpoint.notes,
     }
 
 
-def show(found: Found, folder: str, out: str | None) -> None:
-    """What a folder holds, for a reader."""
-    about = summary(found)
-    config = {k: v for k, v in found.config.items() if k != "layer" and v is not None}
-    typer.echo(f"layout      {found.layout}")
-    typer.echo(f"drafter     {found.method}, {about['parameters']:,} parameters in {', '.join(about['dtypes'])}")
+def show(checkpoint: Checkpoint, folder: str, out: str | None) -> None:
+    """Print a checkpoint."""
+    about = summary(checkpoint)
+    config = {k: v for k, v in checkpoint.config.items() if k != "layer" and v is not None}
+    typer.echo(f"layout      {checkpoint.layout}")
+    typer.echo(f"drafter     {checkpoint.method}, {about['parameters']:,} parameters in {', '.join(about['dtypes'])}")
     typer.echo("config      " + ", ".join(f"{name} {value}" for name, value in config.items()))
-    if layer := found.config.get("layer"):
+    if layer := checkpoint.config.get("layer"):
         typer.echo("layer       " + ", ".join(f"{name} {value}" for name, value in layer.items()))
-    for i, note in enumerate(found.notes):
+    for i, note in enumerate(checkpoint.notes):
         typer.echo(f"{'notes' if i == 0 else '':12}{note}")
-    use = f"{found.method}:{out or folder}"
+    use = f"{checkpoint.method}:{out or folder}"
     typer.echo(f"{'written to  ' + out + '; ' if out else ''}use it as --drafter {use}")

@@ -1,4 +1,4 @@
-"""`outrider info [MODEL]`: versions, threads, devices, models and drafters here; or where a model lies."""
+"""`outrider info [MODEL]`: versions, threads, devices, models and drafters; or the location of a model."""
 
 from __future__ import annotations
 
@@ -11,17 +11,14 @@ from typing import Annotated, Any
 import typer
 
 from .. import plugins
-from ..bench.machine import versions
-from ..machine import threads
+from ..machine import threads, versions
 
 PACKAGE = Path(__file__).resolve().parents[1]
 DEMO = ("target", "draft")
 
 
 def info(
-    model: Annotated[
-        str | None, typer.Argument(help="smollm2, demo, a .gguf file, a folder or a hub id: where it lies.")
-    ] = None,
+    model: Annotated[str | None, typer.Argument(help="smollm2, demo, a .gguf file, a folder or a hub id.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout, nothing else there.")] = False,
 ) -> None:
     """Show versions, threads, devices, models and drafters; with MODEL, where its files are and its best drafter."""
@@ -44,7 +41,7 @@ def info(
 
 
 def place(model: str) -> dict[str, str]:
-    """What a model's name stands for here, as JSON: a file, a folder or a hub id."""
+    """A model's file, folder or hub id, weights and drafter, as JSON."""
     from .loading import located
 
     model_place = located(model)
@@ -70,12 +67,12 @@ def collect() -> dict[str, Any]:
 
 
 def models() -> dict[str, bool]:
-    """The models that ship with the package: is each complete?"""
+    """The models that ship with the package, and whether each is complete."""
     demo = PACKAGE / "demo"
     there = {f.parent.name for f in demo.glob("*/config.json")} if demo.is_dir() else set()
     return {name: name in there and any((demo / name).glob("*.safetensors")) for name in sorted({*DEMO, *there})}
 
 
 def drafters() -> dict[str, str]:
-    """The methods there are, with the first line of their file."""
+    """The drafters, with the first line of their files."""
     return {name: plugins.summary("drafters", name) for name in plugins.names("drafters")}

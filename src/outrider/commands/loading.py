@@ -1,4 +1,4 @@
-"""What every command does before and while a model is loaded: checks that need no torch, then a spinner."""
+"""Loading a model for a command: checks that need no torch first, then a spinner."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from . import check_place
 if TYPE_CHECKING:
     from ..llm import LLM
 
-# What our drafters with a part behind their colon read there.
+# What our drafters load from the part of a SPEC after the colon.
 CORPUS, MODELS, NETWORKS = ("ngram", "suffix"), ("mamba", "model"), ("block", "eagle", "eagle3", "hydra", "medusa")
 
 
@@ -45,7 +45,7 @@ def load(
         check_drafter(spec)
     place = located(model, weights)
     here = Path(place.where).exists()
-    if here:  # the spinner says it; a download shows its own progress
+    if here:  # a download shows its own progress
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     with spinner(f"loading {place}") if here else nullcontext():
         check_place(dtype, device)
@@ -68,7 +68,7 @@ def one_model(argument: str | None, option: str | None) -> str | None:
 
 
 def located(model: str | Place | None, weights: str = "full") -> Place:
-    """The model of a name, whose folder is there or whose id the hub or its cache has."""
+    """Find a model by name. Raises InputError if there is no such folder, nor such an id on the hub or in its cache."""
     check_weights(weights)
     place = reached(find(model))
     if not place.gguf:
@@ -79,14 +79,14 @@ def located(model: str | Place | None, weights: str = "full") -> Place:
 
 
 def reached(place: Place) -> Place:
-    """The same model; a hub that cannot be reached is found out here, in seconds, and its cache used as it is."""
+    """The same model, after a quick check whether the hub is reachable; if not, its cache is used."""
     if not hub.ensure(place.where, place.hint):
         os.environ["HF_HUB_OFFLINE"] = "1"  # read when huggingface_hub is imported
     return place
 
 
 def check_drafter(spec: str) -> None:
-    """Refuse the SPEC of a drafter, or of a mix, that there is not, or whose folder, file or hub id is not there."""
+    """Raise InputError for a SPEC, or a mix, of an unknown drafter, or of a missing folder, file or hub id."""
     for one in (parts := plugins.parts(spec)):
         if one == "none" and len(parts) > 1:
             raise InputError("none cannot be mixed with another drafter; leave it out")
@@ -101,10 +101,10 @@ def check_drafter(spec: str) -> None:
 
 
 def check_weights_of(drafter: str, where: str) -> None:
-    """Refuse what one of our drafters cannot read its weights from: a folder or hub id, or the file of a corpus."""
+    """Raise InputError if a drafter's weights (a folder or hub id) or corpus (a file) do not exist."""
     if drafter in CORPUS:
         if where and not Path(where).is_file():
-            raise InputError(f"there is no file {where}; give {drafter} a text to count in, or leave it out")
+            raise InputError(f"there is no file {where}; give {drafter} a text file, or leave it out")
     elif drafter in NETWORKS and not where:
         raise InputError(plugins.unnamed(drafter))
     elif drafter in MODELS and where.lower().endswith(GGUF):
@@ -114,11 +114,11 @@ def check_weights_of(drafter: str, where: str) -> None:
 
 
 def check_budget(budget: str, drafters: int) -> None:
-    """Refuse a budget that is none, or that chooses among other drafters than there are (`1:3,2,1 2:1,1`)."""
+    """Raise InputError for a malformed budget, or one over other drafters than are given (`1:3,2,1 2:1,1`)."""
     from ..budgets import BanditBudget, parse
 
-    read = parse(budget)
-    arms = read.arms if isinstance(read, BanditBudget) else ()
+    parsed = parse(budget)
+    arms = parsed.arms if isinstance(parsed, BanditBudget) else ()
     named = {part + 1 for part, shape in arms if shape}
     if ":" in budget and named != set(range(1, drafters + 1)):
         given = ", ".join(map(str, sorted(named)))
@@ -126,13 +126,13 @@ def check_budget(budget: str, drafters: int) -> None:
 
 
 @contextmanager
-def spinner(doing: str) -> Iterator[None]:
-    """Say on a terminal what is being done, for as long as it takes."""
+def spinner(message: str) -> Iterator[None]:
+    """Show a spinner with a message on a terminal."""
     if not sys.stderr.isatty():
         yield
         return
     from rich.console import Console
     from rich.markup import escape
 
-    with Console(stderr=True).status(escape(doing), spinner="dots"):
+    with Console(stderr=True).status(escape(message), spinner="dots"):
         yield

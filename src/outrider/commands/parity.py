@@ -1,4 +1,4 @@
-"""`outrider parity`: the same drafter, greedily, here and in vLLM."""
+"""`outrider parity`: compares a drafter here with the same drafter in vLLM, greedily."""
 
 from __future__ import annotations
 
@@ -21,28 +21,27 @@ def parity(
             "--drafter",
             metavar="SPEC",
             help="Folder or SPEC; 'SPEC + SPEC' is a mix. EAGLE, EAGLE-3, Medusa and block drafters are exported; "
-            "those that read text alone run inside vLLM. Repeatable.",
+            "untrained ones run inside vLLM. Repeatable.",
         ),
     ],
     python: Annotated[
         str,
-        opt.machine("--python", help="The Python of an environment with vLLM; `make parity` makes one."),
+        opt.machine("--python", help="Python of an environment with vLLM; `make parity` creates one."),
     ],
     model: opt.Model = None,
     prompts_file: opt.Prompts = None,
     limit: opt.Limit = 40,
-    tokens: Annotated[int, opt.drafting("--tokens", help="Tokens drafted in each round, a chain.")] = 4,
+    tokens: Annotated[int, opt.drafting("--tokens", help="Length of the drafted chain.")] = 4,
     max_new_tokens: opt.MaxNewTokens = 64,
-    to: Annotated[str, opt.drafting("--to", help="The format vLLM is given: vllm or speculators.")] = "vllm",
+    to: Annotated[str, opt.drafting("--to", help="Format of the export: vllm or speculators.")] = "vllm",
     trust_remote_code: opt.TrustRemoteCode = False,
     as_json: opt.Json = False,
 ) -> None:
-    """Hold a drafter's text and acceptance in Outrider against the same drafter in vLLM.
+    """Compare a drafter with the same drafter in vLLM.
 
-    Exports the drafter and lets vLLM load and run it with its own code, or runs it inside vLLM, on the same prompts,
-    greedily and in float32. Compares the texts, also with those that vLLM writes without a drafter, and the acceptance
-    per position: of exported drafters the counts must be equal wherever the text is, of others the intervals of 95 %
-    must meet. Says on stderr how far it is. Exits 1 without parity.
+    Exports the drafter for vLLM's own code, or runs it inside vLLM, on the same prompts, greedily and in float32.
+    Compares the texts, also with vLLM's without a drafter, and the acceptance per position: for exported drafters the
+    counts must be equal where the texts are, for others the 95% intervals must overlap. Exits 1 without parity.
     """
     from ..params import InputError
     from ..prompts import read
@@ -68,30 +67,30 @@ def parity(
     stack = ExitStack()
     where = stack.enter_context(as_folder(place))
     ids = loaded("none").prompts(list(given))
-    found = []
+    certificates = []
     try:
         with progress(as_json, len(ids) * (1 + 2 * len(drafter))) as (say, above):
             for certificate in run.certify(
                 loaded, drafter, where, ids, vllm.runner(python), tokens, max_new_tokens, to, say
             ):
-                found.append(certificate)
+                certificates.append(certificate)
                 if not as_json:
                     with above():
                         show(certificate)
-    finally:  # what is finished is told, also where a later drafter fails
+    finally:  # print finished certificates even if a later drafter fails
         stack.close()
-        if as_json and found:
+        if as_json and certificates:
             import json
 
-            typer.echo(json.dumps([document(c) for c in found]))
-    if not all(c.passed for c in found):
+            typer.echo(json.dumps([document(c) for c in certificates]))
+    if not all(c.passed for c in certificates):
         raise typer.Exit(1)
 
 
 @contextmanager
 def progress(quiet: bool, texts: int) -> Iterator[tuple[Say, Callable[[], AbstractContextManager[None]]]]:
-    """What is being done, on stderr: a bar of the texts with the time that is left, or a line for every step where
-    stderr is no terminal. Gives what tells it, and a context in which to print above the bar."""
+    """Progress on stderr: a bar, or a line per step where stderr is not a terminal. Yields the function that advances
+    it, and a context for printing above the bar."""
     from rich.console import Console
     from rich.markup import escape
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -102,12 +101,12 @@ def progress(quiet: bool, texts: int) -> Iterator[tuple[Say, Callable[[], Abstra
     task = bar.add_task("", total=texts)
     shown = console.is_terminal and not quiet
 
-    def say(doing: str, written: int) -> None:
+    def say(step: str, written: int) -> None:
         nonlocal last
-        bar.update(task, description=escape(doing), advance=written)
-        if not (quiet or shown or doing == last):
-            typer.echo(f"outrider: {doing}", err=True)
-        last = doing
+        bar.update(task, description=escape(step), advance=written)
+        if not (quiet or shown or step == last):
+            typer.echo(f"outrider: {step}", err=True)
+        last = step
 
     @contextmanager
     def above() -> Iterator[None]:
@@ -120,7 +119,7 @@ def progress(quiet: bool, texts: int) -> Iterator[tuple[Say, Callable[[], Abstra
 
 
 def held_out(count: int | None) -> list[Any]:
-    """Held-out prompts of the demo, domains in turn."""
+    """Held-out prompts of the demo, interleaved by domain."""
     import itertools
     import json
     from importlib.resources import files
@@ -173,11 +172,11 @@ def show(c: Certificate) -> None:
     for where, splits in (("in Outrider and vLLM", c.splits), ("in vLLM with and without drafts", c.plain)):
         for s in splits:
             why = "rounding decides" if s.rounding else "NOT rounding"
-            at = f"prompt {s.prompt + 1} parts at token {s.position + 1}"
+            at = f"prompt {s.prompt + 1} differs from token {s.position + 1}"
             console.print(f"{at} {where}, margin {s.margin:.1e}: {why}")
     if c.uneven:
-        console.print(f"other counts with the same text: prompts {', '.join(str(i + 1) for i in c.uneven)}")
+        console.print(f"different counts with the same text: prompts {', '.join(str(i + 1) for i in c.uneven)}")
     console.print(
-        f"{c.prompts} prompts, {c.written} tokens each side; tau {c.tau_ours:.3f} here, {c.tau_theirs:.3f} there"
+        f"{c.prompts} prompts, {c.written} tokens each; tau {c.tau_ours:.3f} in Outrider, {c.tau_theirs:.3f} in vLLM"
     )
     console.print(c.sentence, style="bold green" if c.passed else "bold red", highlight=False, markup=False)

@@ -1,4 +1,4 @@
-"""`outrider recommend`: which drafter serves a model best on this machine."""
+"""`outrider recommend`: the fastest drafter for a model on this machine."""
 
 from __future__ import annotations
 
@@ -21,29 +21,26 @@ def recommend(
     limit: opt.Limit = None,
     drafter: Annotated[
         list[str] | None,
-        opt.drafting("--drafter", metavar="SPEC", help="Try this one too, such as eagle:DIR. Repeatable."),
+        opt.drafting("--drafter", metavar="SPEC", help="A further drafter to try, such as eagle:DIR. Repeatable."),
     ] = None,
-    max_new_tokens: Annotated[int, opt.sampling("--max-new-tokens", help="Of each answer.")] = 64,
-    minutes: Annotated[float, opt.measuring("--minutes", help="Measure so long at most, once MODEL is loaded.")] = 3.0,
+    max_new_tokens: Annotated[int, opt.sampling("--max-new-tokens", help="Maximum tokens of each answer.")] = 64,
+    minutes: Annotated[float, opt.measuring("--minutes", help="Time limit, from when MODEL is loaded.")] = 3.0,
     dtype: opt.Dtype = "auto",
     device: opt.Device = "auto",
     no_compile: opt.NoCompile = False,
     trust_remote_code: opt.TrustRemoteCode = False,
     as_json: opt.Json = False,
 ) -> None:
-    """Measure the drafters that fit MODEL against plain decoding, and say which to use.
+    """Measure the drafters that fit MODEL against plain decoding, and recommend one.
 
-    All of them answer two prompts at temperature 0, the most promising first; the fastest three then take turns on more
-    prompts, until one has parted from the others. Give prompts like those that you will serve: what pays depends on the
-    text.
+    All answer two prompts at temperature 0, the most promising first; then the fastest three alternate on more prompts
+    until one is clear of the others. Give prompts like yours: the best drafter depends on the text.
     """
     from ..params import InputError
     from ..prompts import read
     from .loading import check_drafter, located
 
     check_names(dtype, device)
-    if not minutes > 0:
-        raise InputError(f"--minutes must be above 0, not {minutes:g}")
     given = read(prompts, limit) if prompts else []
     if limit is not None and not given:
         raise InputError("--limit is for --prompts FILE; give one")
@@ -53,7 +50,7 @@ def recommend(
     from ..bench.choose import recommend as measure
 
     with saying() as say:
-        found = measure(
+        result = measure(
             place.name, given, minutes, drafters=drafter or (), tokens=max_new_tokens, dtype=dtype, device=device,
             compile=not no_compile, trust_remote_code=trust_remote_code, say=say,
         )  # fmt: skip
@@ -62,14 +59,14 @@ def recommend(
 
         from ..bench.results import to_json
 
-        typer.echo(json.dumps(to_json(found)))
+        typer.echo(json.dumps(to_json(result)))
     else:
-        show(found)
+        show(result)
 
 
 @contextmanager
 def saying() -> Iterator[Say]:
-    """What is being done, on one line of stderr, with the time that is left at most."""
+    """The current step on one line of stderr, with the time left."""
     from time import monotonic
 
     from rich.console import Console
@@ -95,30 +92,30 @@ def saying() -> Iterator[Say]:
         yield say
 
 
-def show(found: Recommendation) -> None:
-    """A table, the answer, and how to use it."""
+def show(result: Recommendation) -> None:
+    """Print a table, the recommendation, and how to use it."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=Text(found.model), title_justify="left")
+    table = Table(title=Text(result.model), title_justify="left")
     for name in ("drafter", "budget", "speed-up", "tokens/s", "tau", "prompts"):
         table.add_column(name, justify="left" if name in ("drafter", "budget") else "right")
-    for c in (found.plain, *(c for c in found.candidates if c.speedup)):
-        table.add_row(*map(Text, _row(c)), style="bold green" if c is found.best else "")
+    for c in (result.plain, *(c for c in result.candidates if c.speedup)):
+        table.add_row(*map(Text, _row(c)), style="bold green" if c is result.best else "")
     console = Console()
     console.print(table)
-    notes = dict.fromkeys(c.note for c in found.candidates if c.note and not c.speedup)
+    notes = dict.fromkeys(c.note for c in result.candidates if c.note and not c.speedup)
     for note in notes:
-        names = ", ".join(c.drafter for c in found.candidates if c.note == note and not c.speedup)
+        names = ", ".join(c.drafter for c in result.candidates if c.note == note and not c.speedup)
         console.print(Text(f"left out: {names} ({note})", "bright_black"))
-    console.print(Text(found.sentence, "bold"))
-    console.print(Text(f"\n  {found.command}\n  {found.python}"))
+    console.print(Text(result.sentence, "bold"))
+    console.print(Text(f"\n  {result.command}\n  {result.python}"))
 
 
 def _row(c: Candidate) -> tuple[Any, ...]:
-    def text(found: Any, digits: int) -> str:
-        return found.text(digits) if found else ""
+    def text(figure: Any, digits: int) -> str:
+        return figure.text(digits) if figure else ""
 
     rate = f"{c.tokens_per_second.value:.0f}" if c.tokens_per_second else ""
     tau = f"{c.tau.value:.2f}" if c.tau else ""

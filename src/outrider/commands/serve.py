@@ -16,36 +16,34 @@ KEY = "OUTRIDER_API_KEY"
 def serve(
     model: Annotated[str | None, typer.Argument(help="demo, smollm2, a .gguf file, a folder or a hub id.")] = None,
     drafter: Annotated[
-        list[str] | None, typer.Option(help="SPEC such as lookup or model:DIR; of several, requests choose.")
+        list[str] | None, typer.Option(help="SPEC such as lookup or model:DIR; with several, requests choose.")
     ] = None,
-    host: Annotated[str, typer.Option(help="Where to listen; 0.0.0.0 opens it to others.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="0 takes a free one.", min=0, max=65535)] = 8000,
-    api_key: Annotated[str, typer.Option(help="What clients must send.", envvar=KEY, show_envvar=True)] = "",
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0: all.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="0: a free one.", min=0, max=65535)] = 8000,
+    api_key: Annotated[str, typer.Option(help="Key that clients must send.", envvar=KEY, show_envvar=True)] = "",
     name: Annotated[
         str | None,
         typer.Option("--name", "--served-model-name", help="The model's name for clients; default: MODEL."),
     ] = None,
     budget: Annotated[str, typer.Option(help="How much to draft: auto, 16x6, 3,2,1, ...")] = "auto",
-    rows: Annotated[
-        int, typer.Option("--rows", "--max-num-seqs", help="Texts that are written at a time.", min=1)
-    ] = 16,
+    rows: Annotated[int, typer.Option("--rows", "--max-num-seqs", help="Maximum batch size.", min=1)] = 16,
     queue: Annotated[int, typer.Option(help="Texts that may wait; further requests get 429.", min=1)] = 256,
     timeout: Annotated[float, typer.Option(help="Seconds a request may take.", min=1)] = 600.0,
     max_body: Annotated[
-        float | None, typer.Option(help="MiB of a request's body; default: 1, more for contexts above 16,384.")
+        float | None, typer.Option(help="Maximum MiB of a request's body. Default: 1, more for contexts above 16,384.")
     ] = None,
-    max_connections: Annotated[int, typer.Option(help="Connections that may be open.", min=1)] = 1000,
+    max_connections: Annotated[int, typer.Option(help="Maximum open connections.", min=1)] = 1000,
     header_timeout: Annotated[float, typer.Option(help="Seconds for a request's header.", min=0.1)] = 10.0,
     send_timeout: Annotated[
-        float, typer.Option(help="Seconds in which a client must take some of its answer.", min=0.1)
+        float, typer.Option(help="Seconds after which a client that reads nothing is disconnected.", min=0.1)
     ] = 10.0,
     prefill_share: Annotated[
-        float, typer.Option(help="Share of the time that prompts may take while texts are written.", min=0.05, max=1)
+        float, typer.Option(help="Share of the time for prefill while texts are decoded.", min=0.05, max=1)
     ] = 0.5,
     prefix_cache: Annotated[
-        int, typer.Option(help="MiB for what texts have read, so that prompts which begin alike are read once.", min=0)
+        int, typer.Option(help="MiB of KV cache kept for prompts with a common prefix.", min=0)
     ] = 512,
-    shutdown_timeout: Annotated[float, typer.Option(help="Seconds to finish what runs.", min=0)] = 30.0,
+    shutdown_timeout: Annotated[float, typer.Option(help="Seconds to finish running requests.", min=0)] = 30.0,
     dtype: opt.Dtype = "auto",
     device: opt.Device = "auto",
     weights: opt.Weights = "full",
@@ -54,10 +52,10 @@ def serve(
     trust_remote_code: opt.TrustRemoteCode = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No line per request.")] = False,
 ) -> None:
-    """Serve a model to OpenAI's clients, speculating: the same answers as without, sooner.
+    """Serve a model with OpenAI's API by speculative decoding: the same answers, faster.
 
-    An answer is a function of prompt, seed and parameters; load, neighbours and drafters do not change it. Open the
-    address in a browser for a page to chat on.
+    An answer is a function of prompt, seed and parameters; load, other requests and drafters do not change it. Open the
+    address in a browser to chat.
     """
     from ..params import InputError, check_exact
     from . import check_names, check_place
@@ -66,7 +64,7 @@ def serve(
     check_names(dtype, device)
     check_exact(exact)
     if ":" in budget:
-        raise InputError(f"--budget {budget!r} names drafters, which requests choose here; give auto, 16x6 or 3,2,1")
+        raise InputError(f"--budget {budget!r} names drafters, but requests choose them here; give auto, 16x6 or 3,2,1")
     waits = {
         "--timeout": timeout, "--shutdown-timeout": shutdown_timeout, "--header-timeout": header_timeout,
         "--send-timeout": send_timeout,
@@ -98,7 +96,7 @@ def serve(
         body=body, seconds=timeout, connections=max_connections, header=header_timeout, send=send_timeout
     )  # fmt: skip
     with listen(host, port) as sock:
-        with spinner(f"loading {place}, recording its passes"):
+        with spinner(f"loading {place}"):
             service = start(
                 place, drafter or None, name=name or place.name, rows=rows, queue=queue, limits=limits,
                 prefill_share=prefill_share, prefix_cache=prefix_cache, budget=budget,
@@ -112,9 +110,9 @@ def serve(
         if host not in LOOPBACK and not api_key:
             typer.echo(f"outrider: warning: open to the network without a key; set --api-key or {KEY}", err=True)
         typer.echo(f"outrider: serving {service.name} with {drafters} at {where} (page: {where}/)", err=True)
-        same = "bit for bit" if service.exact == "bits" else "up to rounding (outrider validate says more)"
+        same = "bit for bit" if service.exact == "bits" else "up to rounding (see outrider validate)"
         typer.echo(
-            f"outrider: {service.llm.target.arithmetic}; a seed's text is the same under every load, {same}",
+            f"outrider: {service.llm.target.arithmetic}; the text of a seed does not depend on load, {same}",
             err=True,
         )
         code = run(service, sock, host, api_key, shutdown_timeout)

@@ -1,4 +1,4 @@
-"""`outrider tune-tree`: the sparse draft tree that a drafter's measured accuracies ask for."""
+"""`outrider tune-tree`: the best static draft tree by a drafter's measured accuracies."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ def tune_tree(
     store: Annotated[bool, opt.output("--store", help="Make it the default tree, in the drafter's folder.")] = False,
     temperature: opt.Temperature = 0.0,
     max_new_tokens: opt.MaxNewTokens = 64,
-    ranks: Annotated[int, opt.drafting("--ranks", help="Candidates to look at in each place.")] = 10,
+    ranks: Annotated[int, opt.drafting("--ranks", help="Candidates per position.")] = 10,
     batch_size: opt.BatchSize = 8,
-    seed: Annotated[int, opt.sampling("--seed", help="Of the texts.")] = 0,
+    seed: Annotated[int, opt.sampling("--seed", help="Of the generated texts.")] = 0,
     dtype: opt.Dtype = "auto",
     device: opt.Device = "auto",
     no_compile: opt.NoCompile = False,
     trust_remote_code: opt.TrustRemoteCode = False,
     as_json: opt.Json = False,
 ) -> None:
-    """Grow the draft tree that serves a trained DRAFTER best, from how often its candidates are right.
+    """Grow the best static draft tree of a trained DRAFTER from the accuracies of its candidates.
 
-    MODEL writes texts to the prompts; the drafter's candidates are held against them. Nodes are then added one by one,
-    the most valuable first. A budget smaller than the tree takes its most valuable part.
+    MODEL answers the prompts, and the drafter's candidates are compared with its tokens. Then nodes are added one by
+    one, the most valuable first. A smaller budget uses the most valuable part of the tree.
     """
     from ..budgets import parse
     from ..budgets.budgeter import FixedBudget
@@ -55,35 +55,34 @@ def tune_tree(
     from .loading import load
 
     if out is None and not store:
-        raise InputError("say where the tree goes: --out FILE, or --store for the drafter's own folder")
+        raise InputError("give --out FILE for the tree, or --store for the drafter's own folder")
     if not drafter or prompts_file is None:
         raise InputError("give the drafter to tune and prompts to measure it on: --drafter SPEC --prompts FILE")
     size = parse(budget)
     if not isinstance(size, FixedBudget) or size.shape or size.nodes < 2:
-        raise InputError(f"a tree to grow is NODESxDEPTH, as in --budget 64x8, not {budget!r}")
+        raise InputError(f"--budget must be NODESxDEPTH, as in 64x8, not {budget!r}")
     for name, value in (("--max-new-tokens", max_new_tokens), ("--ranks", ranks), ("--batch-size", batch_size)):
         if value < 1:
             raise InputError(f"{name} must be at least 1, not {value}")
     if out is not None:
         files.regular(out)
-    law = Sampling(temperature)
     check_names(dtype, device)
     prompts = read(prompts_file, limit)
     llm = load(model, [drafter], dtype=dtype, device=device, no_compile=no_compile, trust_remote_code=trust_remote_code)
     from ..training import tree_tuning as tuning
 
-    asked, _ = llm.requests(prompts, max_new_tokens=max_new_tokens, seed=seed, sampling=law)
+    requests, _ = llm.requests(prompts, max_new_tokens=max_new_tokens, seed=seed, sampling=Sampling(temperature))
     with bars() as progress:
-        measured = tuning.measure(llm.engine(), asked, ranks, size.depth, batch_size, progress)
+        measured = tuning.measure(llm.engine(), requests, ranks, size.depth, batch_size, progress)
     tuned = tuning.grow(measured, size.nodes)
     if store:
         tuning.store(folder_of(drafter), tuned)
     about = {"target": llm.name, "drafter": drafter, "temperature": temperature, "prompts": len(prompts), "seed": seed}
-    found = tuning.document(tuned, measured, about)
+    document = tuning.document(tuned, measured, about)
     if out is not None:
-        files.write(out, json.dumps(found, indent=1) + "\n")
+        files.write(out, json.dumps(document, indent=1) + "\n")
     if as_json:
-        typer.echo(json.dumps(found))
+        typer.echo(json.dumps(document))
     else:
         show(tuned, measured, out, store)
 
@@ -98,12 +97,12 @@ def folder_of(spec: str) -> str:
 
 
 def show(tuned: Tuned, measured: Measured, out: str | None, store: bool) -> None:
-    """Accuracies by depth and rank, and the tree they made."""
+    """Print accuracies by depth and rank, and the tree."""
     from rich.console import Console
     from rich.table import Table
 
     shown = min(6, len(measured.accuracies[0]))
-    table = Table(title="how often candidates are right", title_justify="left", title_style="bold")
+    table = Table(title="accuracy of candidates", title_justify="left", title_style="bold")
     for i, name in enumerate(["depth", "tested", *(f"rank {r + 1}" for r in range(shown)), "nodes"]):
         table.add_column(name, justify="left" if i == 0 else "right")
     for d, accuracies in enumerate(measured.accuracies, 1):
@@ -114,7 +113,7 @@ def show(tuned: Tuned, measured: Measured, out: str | None, store: bool) -> None
     kept = [f"written to {out}: use it as --drafter 'SPEC?tree={out}'"] if out is not None else []
     kept += ["stored as the drafter's default"] if store else []
     console.print(
-        f"{len(tuned.paths) + 1} nodes with the root, {tuned.tau:.2f} tokens a round expected if depths are "
+        f"{len(tuned.paths) + 1} nodes with the root, {tuned.tau:.2f} tokens per round expected if depths are "
         f"independent; {' and '.join(kept)}.",
         style="bold", highlight=False, markup=False,
     )  # fmt: skip

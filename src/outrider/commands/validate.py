@@ -1,4 +1,4 @@
-"""`outrider validate`: proves on this machine that tree passes equal sequential decoding for a model."""
+"""`outrider validate`: proves on this machine that tree passes of a model equal sequential decoding."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def validate(
     trust_remote_code: opt.TrustRemoteCode = False,
     as_json: opt.Json = False,
 ) -> None:
-    """Prove on this machine that MODEL reads a tree of drafts exactly as it reads plain text.
+    """Prove on this machine that MODEL's passes over draft trees equal its passes over plain text.
 
-    It is read in the precision that generate runs. A control with a wrong mask must be far off, or the proof proves
-    nothing. Ends in PASS bits, PASS rounding or FAIL, and exits 1 on FAIL.
+    Uses the precision of generate. A negative control with a wrong mask must be far off. Prints PASS bits, PASS
+    rounding or FAIL, and exits 1 on FAIL.
     """
     from ..params import check_exact
     from . import check_names, check_place

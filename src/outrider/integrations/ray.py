@@ -1,8 +1,8 @@
-"""Answers from servers as a Ray Data pipeline: several machines ask, and what was written stays written.
+"""Answers from servers as a resumable Ray Data pipeline over several machines.
 
-Ray shards the questions, runs the askers and keeps the checkpoints; what is asked and what is kept are those of
-`outrider data generate --endpoint`. Ray's own `HttpRequestProcessorConfig` (2.60) is not used: it sends the requests of
-a batch one after the other, and does not wait as long as a server asks for.
+Ray shards the questions, runs the workers and keeps checkpoints; requests and outputs are those of `outrider data
+generate --endpoint`. Ray's `HttpRequestProcessorConfig` (2.60) is not used: it sends the requests of a batch
+sequentially and ignores Retry-After.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LINES = pa.schema(
 
 
 def answers(batch: pa.Table, urls: Sequence[str], concurrency: int) -> pa.Table:
-    """The row function: a batch of questions to the lines of their answers. What is refused has no line."""
+    """The row function: a batch of questions to the lines of their answers. Refused questions have no line."""
     rows: list[dict[str, Any]] = []
     waiting = [Question(row["id"], row["id"], json.loads(row["body"])) for row in batch.to_pylist()]
     asyncio.run(answer([Server(url) for url in urls], waiting, concurrency, rows.append, Written()))
@@ -42,29 +42,29 @@ def answers(batch: pa.Table, urls: Sequence[str], concurrency: int) -> pa.Table:
 
 def write(
     urls: Sequence[str],
-    asked: Sequence[tuple[str, Asked]],
+    items: Sequence[tuple[str, Asked]],
     out: str | Path,
     wish: Wish,
     concurrency: int = 32,
     block: int = 256,
     askers: int = 1,
 ) -> None:
-    """Write an answer for every question that has none in `out`; the same call goes on after an interruption.
+    """Write an answer for every question without one in `out`; the same call resumes.
 
     Args:
-        urls: the servers, as `outrider.training.endpoints.connect` gives them; each asker spreads its questions on all.
-        asked: (where it stands, the question), as `outrider.training.questions.questions` gives them.
+        urls: the servers, as `outrider.training.endpoints.connect` gives them; each worker uses all of them.
+        items: (position, question), as `outrider.training.questions.questions` gives them.
         out: a folder that all machines see. `out/answers` are JSON lines for `outrider train --data`.
-        wish: the model and how it writes.
-        concurrency: questions that a server has from an asker at the same time.
-        block: questions of a file, which is whole or not there: what a kill can cost.
-        askers: tasks that ask at the same time, on whatever machines the cluster has.
+        wish: the model and its sampling.
+        concurrency: concurrent requests per worker and server.
+        block: questions per file, written atomically: what an interruption can lose.
+        askers: number of concurrent workers in the cluster.
 
     Raises:
-        InputError: `out` cannot be written. Ray's own errors are its own.
+        InputError: `out` cannot be written. Ray's errors pass through.
     """
     out = Path(out).absolute()
-    waiting = put(asked, wish)
+    waiting = put(items, wish)
     with files.folder(out / "questions", replace=True) as made:
         for first in range(0, len(waiting), block):
             lines = [json.dumps({"id": q.key, "body": json.dumps(q.body)}) for q in waiting[first : first + block]]

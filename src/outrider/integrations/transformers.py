@@ -1,7 +1,7 @@
 """The drop-in for stock transformers: `model.generate(**inputs, custom_generate=outrider.custom_generate)`.
 
-transformers prepares the logits processors and the stopping criteria; both are honoured row by row, each row seeing
-exactly the ids that stock decoding would show it (left padding included).
+transformers prepares the logits processors and the stopping criteria; both are applied row by row, with exactly the ids
+that stock decoding would pass (left padding included).
 """
 
 from __future__ import annotations
@@ -33,35 +33,35 @@ from ..engine import Engine, generate
 from ..engine.request import Cut, Request, Row
 from ..params import InputError, Rule, Sampling, check_rule
 
-# Fields of GenerationConfig that are refused: the value that says the same as None, and why, or what to do instead.
-# All other fields are honoured, or say nothing where these are refused (docs/howto/transformers.md has all of them).
-OTHER = "is another way to decode than custom_generate; leave it out"
+# Refused fields of GenerationConfig: the value equivalent to None, and why, or what to do instead. All other fields are
+# supported, or have no effect without these (docs/howto/transformers.md lists all).
+OTHER = "is another decoding method than custom_generate; leave it out"
 REFUSED: dict[str, tuple[Any, str]] = {
-    "num_beams": (1, "asks for beam search, which cannot be speculated; set num_beams=1"),
-    "num_beam_groups": (1, "asks for beam search, which cannot be speculated; leave it out"),
-    "diversity_penalty": (0.0, "asks for beam search, which cannot be speculated; leave it out"),
-    "constraints": (None, "asks for beam search, which cannot be speculated; leave it out"),
-    "force_words_ids": (None, "asks for beam search, which cannot be speculated; leave it out"),
+    "num_beams": (1, "means beam search, which is not supported; set num_beams=1"),
+    "num_beam_groups": (1, "means beam search, which is not supported; leave it out"),
+    "diversity_penalty": (0.0, "means beam search, which is not supported; leave it out"),
+    "constraints": (None, "means beam search, which is not supported; leave it out"),
+    "force_words_ids": (None, "means beam search, which is not supported; leave it out"),
     "penalty_alpha": (0.0, OTHER),
     "dola_layers": (None, OTHER),
     "use_mtp": (False, f"{OTHER} and give a drafter"),
     "prompt_lookup_num_tokens": (None, f"{OTHER} and give drafter='lookup?tokens=N'"),
     "assistant_early_exit": (None, f"{OTHER} and give a drafter"),
     "is_assistant": (False, "is for the draft models of transformers; leave it out"),
-    "use_cache": (True, "must be true: drafts are checked over a cache; leave it out"),
-    "cache_implementation": ("dynamic", "names another cache than the one that drafts are checked over; set 'dynamic'"),
-    "cache_config": (None, "is for another cache than the one that drafts are checked over; leave it out"),
+    "use_cache": (True, "must be true, since drafts are verified with a cache; leave it out"),
+    "cache_implementation": ("dynamic", "names another cache than the one for verification; set 'dynamic'"),
+    "cache_config": (None, "is for another cache than the one for verification; leave it out"),
     "guidance_scale": (1, "needs passes of the model for each token of a draft; leave it out"),
-    "encoder_repetition_penalty": (1.0, "looks a row up by its number in the batch; leave it out"),
-    "encoder_no_repeat_ngram_size": (0, "looks a row up by its number in the batch; leave it out"),
-    "token_healing": (False, "needs a tokenizer, which transformers does not hand over; heal the prompt beforehand"),
+    "encoder_repetition_penalty": (1.0, "depends on a row's index in the batch; leave it out"),
+    "encoder_no_repeat_ngram_size": (0, "depends on a row's index in the batch; leave it out"),
+    "token_healing": (False, "needs a tokenizer, which transformers does not pass; heal the prompt beforehand"),
     "output_scores": (False, "is not recorded while speculating; leave it out"),
     "output_logits": (False, "is not recorded while speculating; leave it out"),
     "output_attentions": (False, "is not recorded while speculating; leave it out"),
     "output_hidden_states": (False, "is not recorded while speculating; leave it out"),
 }
-# Processors and criteria that run the model, keep a state of their own, or look a row up by its number in the batch;
-# and the argument of `generate` that asks for them.
+# Processors and criteria that run the model, have state, or depend on a row's index in the batch, with the argument of
+# `generate` that enables them.
 REFUSED_PARTS = {
     "UnbatchedClassifierFreeGuidanceLogitsProcessor": "guidance_scale",
     "ClassifierFreeGuidanceLogitsProcessor": "guidance_scale",
@@ -78,8 +78,8 @@ REFUSED_PARTS = {
     "DiaEOSDelayPatternLogitsProcessor": "logits_processor",
     "ConfidenceCriteria": "assistant_confidence_threshold",
 }
-INPUTS = ("attention_mask", "logits_to_keep", "use_cache")  # of the model, that are honoured or say nothing
-KEPT = 8  # drafters that are kept for a model
+INPUTS = ("attention_mask", "logits_to_keep", "use_cache")  # of the model: supported, or without effect
+KEPT = 8  # cached drafters per model
 
 
 def custom_generate(
@@ -102,21 +102,21 @@ def custom_generate(
         drafter: a SPEC, several, or a drafter.
         seed: sample j of a prompt uses seed + j; None draws one from torch's generator.
         rule: coupled, rejection, block or typical.
-        batch_size: rows decoded at a time.
+        batch_size: maximum rows decoded together.
         budget: how much to draft (`outrider.budgets.parse`).
-        stream_to: a streamer of transformers. `generate` keeps its own argument `streamer` to itself where a function
-            decodes, so it must be given by this name.
-        The rest is what transformers gives to a decoding method.
+        stream_to: a streamer of transformers. `generate` does not pass its argument `streamer` to a decoding function,
+            hence this name.
+        The other arguments are those that transformers passes to a decoding method.
 
     Returns:
-        The ids, prompts included; with `return_dict_in_generate` transformers' output that holds them as `sequences`.
+        The ids, prompts included; with `return_dict_in_generate` transformers' output with them as `sequences`.
 
     Raises:
-        InputError: an option of `model.generate` that cannot be honoured, by name. `assistant_model`, `streamer`,
-            `synced_gpus` and `tokenizer` never arrive here and are not noticed.
+        InputError: names an unsupported option of `model.generate`. `assistant_model`, `streamer`, `synced_gpus` and
+            `tokenizer` are not passed here, so they are ignored.
 
-    What is kept between calls (the model as a target, drafters by SPEC, what budgets learnt) lies on the model as
-    `model.outrider_engines` and goes with it. Copies and pickles of the model leave it out.
+    State between calls (the model as a target, drafters by SPEC, what budgets learnt) is stored in
+    `model.outrider_engines`, and not in copies and pickles of the model.
     """
     check(model, logits_processor, stopping_criteria, generation_config, rule)
     mask = check_inputs(input_ids, stock)
@@ -125,14 +125,14 @@ def custom_generate(
         raise InputError(f"stream_to is for one text, not {len(input_ids)}; leave it out")
     engine = engine_of(model, drafter, rule, budget)
     fresh = torch.randint(2**62, (len(input_ids) // copies,)).tolist() if seed is None else []
-    law = Sampling(temperature=1.0 if generation_config.do_sample else 0.0)
+    sampling_ = Sampling(temperature=1.0 if generation_config.do_sample else 0.0)
     limit = generation_config.max_length - input_ids.shape[1]
     requests = [
         Request(
             prompt=ids[m.bool()].tolist(),
             seed=(fresh[i // copies] if seed is None else seed) + i % copies,
             max_new_tokens=limit,
-            sampling=law,
+            sampling=sampling_,
             cut=_cut(ids, stopping_criteria),
             process=_process(ids, _of_row(logits_processor, i)) if len(logits_processor) else None,
         )
@@ -154,12 +154,12 @@ def custom_generate(
 
 
 def check(model: Any, processors: Any, criteria: Any, config: Any, rule: str) -> None:
-    """Refuse by name what cannot be honoured of a generation config, its processors and its criteria."""
+    """Raise InputError for unsupported parts of a generation config, its processors and criteria, by name."""
     check_rule(rule)
     if model.config.is_encoder_decoder:
-        raise InputError("custom_generate serves decoder-only models; load an encoder-decoder with outrider.load")
-    if is_fsdp_managed_module(model) or is_deepspeed_zero3_enabled():  # synced_gpus, which is not handed over
-        raise InputError("custom_generate serves no model that FSDP or ZeRO-3 shards; gather its weights first")
+        raise InputError("custom_generate supports decoder-only models; load an encoder-decoder with outrider.load")
+    if is_fsdp_managed_module(model) or is_deepspeed_zero3_enabled():  # synced_gpus, which is not passed
+        raise InputError("custom_generate does not support models sharded by FSDP or ZeRO-3; gather its weights first")
     for name, (neutral, why) in REFUSED.items():
         value = getattr(config, name, None)
         if value is not None and value != neutral:
@@ -171,39 +171,39 @@ def check(model: Any, processors: Any, criteria: Any, config: Any, rule: str) ->
 
 
 def check_inputs(input_ids: Tensor, given: Mapping[str, Any]) -> Tensor:
-    """Which of `input_ids` [b, l] are tokens and no padding, [b, l]; all other inputs of the model are refused by name,
-    unless they are what transformers itself would give it."""
+    """The mask [b, l] of tokens, as opposed to padding, among `input_ids` [b, l]. Raises InputError for all other
+    inputs of the model, by name, unless they are transformers' defaults."""
     cache = next((given[name] for name in CARRIERS if given.get(name) is not None), None)
     if cache is not None and (getattr(cache, "_is_user_defined", False) or cache.get_seq_length() > 0):
         raise InputError("past_key_values (cache) cannot be continued: give all tokens as input_ids, and leave it out")
     for name, value in given.items():
         if value is not None and name not in (*INPUTS, *CARRIERS, "position_ids"):
-            raise InputError(f"{name} cannot be given to a model whose drafts are checked; give input_ids alone")
-    # None where all tokens count. (No argument of custom_generate's own: transformers would then pass it twice.)
+            raise InputError(f"{name} is not supported by custom_generate; give input_ids alone")
+    # None: all tokens. (Not a named argument of custom_generate, or transformers would pass it twice.)
     mask = given.get("attention_mask")
     mask = torch.ones_like(input_ids) if mask is None else mask
     if bool((mask[:, -1] == 0).any()):
         raise InputError("the batch is right-padded; pad on the left (tokenizer.padding_side = 'left') to generate")
     places, usual = given.get("position_ids"), mask.long().cumsum(-1) - 1
     if places is not None and bool(((places != usual) & (mask != 0)).any()):
-        raise InputError("position_ids other than 0, 1, 2, ... of each row's tokens cannot be honoured; leave them out")
+        raise InputError("position_ids other than 0, 1, 2, ... of each row's tokens are not supported; leave them out")
     return mask
 
 
 @dataclass
 class Kept:
-    """A drafter as it was asked for, and what the budgets beside it have learnt."""
+    """A drafter as given, with the state of its budgets."""
 
-    asked: Any  # a SPEC, a tuple of them, or the drafter itself
+    spec: Any  # a SPEC, a tuple of them, or the drafter itself
     drafter: Drafter | None = None
-    budgets: dict[tuple[str, str], Budgeter] = field(default_factory=dict)  # by rule and spelling
+    budgets: dict[tuple[str, str], Budgeter] = field(default_factory=dict)  # by rule and budget
 
 
 class Engines:
-    """What is kept on a model between calls; a copy or pickle of it is empty.
+    """State on a model between calls; a copy or pickle of it is empty.
 
-    The target is made anew when the model was cast, moved or built differently, and drafters that read its hidden
-    states are loaded anew when any of its weights changed.
+    The target is rebuilt when the model was cast, moved or modified, and drafters that read its hidden states are
+    reloaded when any of its weights changed.
     """
 
     def __init__(self) -> None:
@@ -212,22 +212,22 @@ class Engines:
         self.weights: Any = None
         self.target: Target | None = None
         self.noise: GumbelNoise | None = None
-        self.kept: list[Kept] = []  # the last one was asked for last
+        self.kept: list[Kept] = []  # most recently used last
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Engines, ()
 
     def engine(self, model: Any, drafter: str | Sequence[str] | Drafter, rule: Rule, budget: str | Budgeter) -> Engine:
-        """The engine for the model as it is now."""
+        """The engine for the model's current state."""
         with self.lock:
             target = self._target(model)
             one = self._kept(tuple(drafter) if isinstance(drafter, list) else drafter)
             if isinstance(budget, str) and (rule, budget) not in one.budgets:
                 one.budgets[rule, budget] = parse(budget)
             if one.drafter is None:
-                spelled = isinstance(one.asked, str | tuple)
+                spelled = isinstance(one.spec, str | tuple)
                 one.drafter = (
-                    drafters.load(one.asked, target, _tokenizer(model)) if spelled else drafters.alone(one.asked)
+                    drafters.load(one.spec, target, _tokenizer(model)) if spelled else drafters.alone(one.spec)
                 )
             chosen = one.budgets[rule, budget] if isinstance(budget, str) else budget
             return Engine.of(target, one.drafter, chosen, rule, self.noise)
@@ -244,27 +244,27 @@ class Engines:
         self.form, self.weights = form, weights
         return self.target
 
-    def _kept(self, asked: Any) -> Kept:
-        spelled = isinstance(asked, str | tuple)
-        one = next((k for k in self.kept if (k.asked == asked if spelled else k.asked is asked)), None) or Kept(asked)
+    def _kept(self, spec: Any) -> Kept:
+        spelled = isinstance(spec, str | tuple)
+        one = next((k for k in self.kept if (k.spec == spec if spelled else k.spec is spec)), None) or Kept(spec)
         self.kept = [*(k for k in self.kept if k is not one), one][-KEPT:]
         return one
 
 
 def engine_of(model: Any, drafter: str | Sequence[str] | Drafter, rule: Rule, budget: str | Budgeter) -> Engine:
-    """The engine of a model, from what is kept on it."""
+    """The engine of a model, from its state."""
     engines: Engines = vars(model).setdefault("outrider_engines", Engines())
     return engines.engine(model, drafter, rule, budget)
 
 
 def _form(model: Any) -> tuple[Any, ...]:
-    """All parameters and buffers by name, shape, precision and place, and why native passes do not serve it."""
+    """All parameters and buffers by name, shape, dtype and device, and why native passes do not support it."""
     named = [*model.named_parameters(), *model.named_buffers()]
     return refused(model), *((name, t.shape, t.dtype, t.device) for name, t in named)
 
 
 def _weights(model: Any) -> tuple[Any, ...]:
-    """Where all parameters lie in memory, and how often they were written to."""
+    """Addresses and version counters of all parameters."""
     return tuple(
         (p.data_ptr() if type(p.data) is Tensor else 0, 0 if p.is_inference() else p._version)
         for p in model.parameters()
@@ -272,7 +272,7 @@ def _weights(model: Any) -> tuple[Any, ...]:
 
 
 def _tokenizer(model: Any) -> Any:
-    """The tokenizer that lies beside the model, if it came from a folder or a hub: corpora and draft models need it."""
+    """The tokenizer of the model's folder or hub id, if any: corpora and draft models need it."""
     try:
         return load_tokenizer(model.config._name_or_path)
     except InputError:
@@ -280,15 +280,15 @@ def _tokenizer(model: Any) -> Any:
 
 
 def _of_row(processors: Any, row: int) -> Any:
-    """The processors for one row alone: where they hold the padding of every row, that row's."""
-    found = type(processors)()
+    """The processors for a single row, with that row's padding."""
+    kept = type(processors)()
     for processor in processors:
         ignored = getattr(processor, "prompt_ignore_length", None)
         if isinstance(ignored, Tensor):
             processor = copy(processor)
             processor.prompt_ignore_length = ignored[row : row + 1]
-        found.append(processor)
-    return found
+        kept.append(processor)
+    return kept
 
 
 def _process(prompt: Tensor, processors: Any) -> Process:
@@ -302,7 +302,7 @@ def _process(prompt: Tensor, processors: Any) -> Process:
 
 
 def _cut(prompt: Tensor, criteria: Any) -> Cut:
-    """The stopping criteria, asked after every token as stock decoding would."""
+    """The stopping criteria, applied after every token as in stock decoding."""
 
     def cut(output: Sequence[int], new: Sequence[int]) -> tuple[int, str | None]:
         ids = torch.cat([prompt, prompt.new_tensor([*output, *new])])[None]

@@ -3,12 +3,11 @@
     vllm serve MODEL --additional-config '{"outrider": "lookup"}' --speculative-config
         '{"method": "custom_class", "model": "outrider.integrations.vllm.Proposer", "num_speculative_tokens": 5}'
 
-vLLM calls `propose` after every step with the rows that it decodes and their texts, and verifies the chains that come
-back. It hands over no hidden states and no names of requests; rows come, go and change places between calls. So a row
-is known by its text: it is the row whose text, before the tokens that were just sampled, is the one drafted from last
-time. A row that is not recognised is read anew. Whatever is drafted costs or saves time only; the text is vLLM's.
+vLLM calls `propose` after every step with the rows of its batch and their texts, and verifies the returned chains. It
+passes neither hidden states nor request ids; rows come, go and move between calls. So a row is identified by its text
+before the tokens just sampled. An unknown row is prefilled. Drafts affect the time only; the text is vLLM's.
 
-Nothing of vLLM is imported: what its configuration is asked for was read in vLLM 0.32 and 0.33.
+Nothing of vLLM is imported; the fields of its configuration are those of vLLM 0.32 and 0.33.
 """
 
 from __future__ import annotations
@@ -36,22 +35,22 @@ GREEDY = Sampling(0.0)
 
 
 class Proposer:
-    """The class that vLLM's `{"method": "custom_class", "model": "outrider.integrations.vllm.Proposer"}` names.
+    """The class for vLLM's `{"method": "custom_class", "model": "outrider.integrations.vllm.Proposer"}`.
 
     The drafter is a SPEC, or a list of SPECs for a mix, under the key `outrider` of vLLM's `additional_config`.
     """
 
     def __init__(self, vllm_config: Any):
-        """Reads vLLM's `VllmConfig`; raises InputError where it names no drafter."""
+        """Parse vLLM's `VllmConfig`. Raises InputError if it names no drafter."""
         self.config = vllm_config
-        self.specs = asked(vllm_config.additional_config)
+        self.specs = specs_of(vllm_config.additional_config)
         self.tokens = int(vllm_config.speculative_config.num_speculative_tokens)
         self.live: Live | None = None
 
     def load_model(self, model: Any = None) -> None:
-        """Load the drafter; vLLM calls this when it has loaded its own model (`model`, which is not read).
+        """Load the drafter; vLLM calls this after loading its model (`model`, unused).
 
-        Raises InputError for a drafter that cannot be had, does not fit, or reads hidden states.
+        Raises InputError for a drafter that does not exist, does not match, or reads hidden states.
         """
         del model
         known = self.config.model_config
@@ -67,16 +66,16 @@ class Proposer:
         token_ids_cpu: np.ndarray,
         slot_mappings: Any = None,
     ) -> list[list[int]]:
-        """A chain for every row that has just been given tokens.
+        """A chain for every row with new tokens.
 
         Args:
-            sampled_token_ids: of each row, the tokens of this step; empty while its prompt is being read.
-            num_tokens_no_spec: [rows or more], the length of each text, those tokens included.
+            sampled_token_ids: the tokens of this step by row; empty during prefill.
+            num_tokens_no_spec: [rows or more], the length of each text with those tokens.
             token_ids_cpu: [rows or more, context], the texts.
-            slot_mappings: not read.
+            slot_mappings: unused.
 
         Returns:
-            Of each row at most `num_speculative_tokens` tokens, none where there is nothing to guess.
+            At most `num_speculative_tokens` tokens per row, none where there is nothing to draft.
         """
         del slot_mappings
         if self.live is None:
@@ -92,8 +91,8 @@ class Proposer:
 
 
 def tokenizer_of(known: Any) -> Any:
-    """The target's, by vLLM's `ModelConfig`, for drafters with a tokenizer of their own; also where vLLM is told to go
-    without (`skip_tokenizer_init`), but None there if it cannot be had."""
+    """The target's tokenizer by vLLM's `ModelConfig`, for drafters with their own; also with `skip_tokenizer_init`, but
+    then None if it cannot be loaded."""
     try:
         return load_tokenizer(known.tokenizer, known.trust_remote_code)
     except InputError:
@@ -102,18 +101,18 @@ def tokenizer_of(known: Any) -> Any:
         return None
 
 
-def asked(additional: Any) -> list[str]:
+def specs_of(additional: Any) -> list[str]:
     """The SPECs under the key `outrider`."""
-    found = additional.get(KEY) if isinstance(additional, Mapping) else None
-    specs = [found] if isinstance(found, str) else found
+    drafters = additional.get(KEY) if isinstance(additional, Mapping) else None
+    specs = [drafters] if isinstance(drafters, str) else drafters
     if not isinstance(specs, list | tuple) or not specs or not all(isinstance(s, str) and s for s in specs):
-        raise InputError(f"no drafter is named (a text or a list of texts, not {found!r}); {HINT}")
+        raise InputError(f"no drafter is named (a text or a list of texts, not {drafters!r}); {HINT}")
     return list(specs)
 
 
 @dataclass
 class Sizes(Target):
-    """vLLM's model as far as drafters of text need it: a `Target` that has sizes, and computes nothing."""
+    """vLLM's model for drafters that read text: a `Target` with sizes, which computes nothing."""
 
     vocab: int
     context: int
@@ -125,7 +124,7 @@ class Sizes(Target):
 
     @classmethod
     def of(cls, vllm_config: Any) -> Sizes:
-        """From vLLM's configuration."""
+        """By vLLM's configuration."""
         model = vllm_config.model_config
         device, text = str(vllm_config.device_config.device), model.hf_text_config
         kind = str(model.dtype).removeprefix("torch.")
@@ -136,29 +135,29 @@ class Sizes(Target):
 
     @property
     def config_dict(self) -> Mapping[str, Any]:
-        """What vLLM knows of the model's configuration."""
+        """The model's configuration in vLLM."""
         return self.config
 
     def turn(self) -> AbstractContextManager[Any]:
-        """It takes no steps."""
+        """No turns are needed."""
         return nullcontext()
 
     def embed(self, tokens: Any) -> Any:
-        """There are no embeddings: whoever asks for them is refused."""
+        """Raises InputError: there are no embeddings."""
         raise InputError(_chain.BLIND)
 
     def head(self, features: Any) -> Any:
-        """There is no head: whoever asks for it is refused."""
+        """Raises InputError: there is no LM head."""
         raise InputError(_chain.BLIND)
 
     def open(self, capacity: int) -> Session:
-        """There is no model: whoever opens it is refused."""
+        """Raises InputError: there is no model."""
         raise InputError(_chain.BLIND)
 
 
 @dataclass
 class Drafted:
-    """What was drafted last: the rows in the drafting's own order, and a chain for each."""
+    """The last drafts: rows in the drafting's order, with their chains."""
 
     drafting: Drafting
     texts: list[np.ndarray]
@@ -167,15 +166,15 @@ class Drafted:
     chains: list[list[int]]
 
     def goes_on(self, texts: Sequence[np.ndarray], added: Sequence[int]) -> list[int]:
-        """Of each text the row that it goes on from, -1 for none; each row once (equal texts have equal states)."""
+        """The row that each text continues, -1 for none; each row once (equal texts have equal states)."""
         places: dict[bytes, list[int]] = {}
         for row, text in enumerate(self.texts):
             places.setdefault(text.tobytes(), []).append(row)
         before = (text[: len(text) - n].tobytes() for text, n in zip(texts, added, strict=True))
-        return [found.pop(0) if (found := places.get(text)) else -1 for text in before]
+        return [numbers.pop(0) if (numbers := places.get(text)) else -1 for text in before]
 
     def tell(self, new: Mapping[int, list[int]]) -> None:
-        """The round's end: the tokens of the rows that go on. Of rows that left nothing is known."""
+        """The end of the round: the tokens of continuing rows; nothing is known of rows that left."""
         tokens = [new.get(row, []) for row in range(len(self.texts))]
         accepted = [same(text[:-1], chain) for text, chain in zip(tokens, self.chains, strict=True)]
         roots = [text[-1] if text else root for text, root in zip(tokens, self.view.root, strict=True)]
@@ -184,7 +183,7 @@ class Drafted:
 
 @dataclass
 class Live:
-    """The drafter at work for the rows that vLLM decodes."""
+    """The drafter's state for the rows that vLLM decodes."""
 
     drafter: Drafter
     tokens: int
@@ -214,11 +213,11 @@ class Live:
         assert drafting is not None
         order = [*known, *fresh]
         self.last = self.propose(drafting, [texts[i].copy() for i in order])
-        found = dict(zip(order, self.last.chains, strict=True))
-        return [found[i] for i in range(len(texts))]
+        chains = dict(zip(order, self.last.chains, strict=True))
+        return [chains[i] for i in range(len(texts))]
 
     def read(self, texts: Sequence[Sequence[int]]) -> Drafting:
-        """A drafting of rows that were not known, as if each text's last token had just been written."""
+        """A drafting of new rows, as if each text's last token had just been generated."""
         prompts, last = [text[:-1] for text in texts], [text[-1] for text in texts]
         drafting = self.drafter.open(prompts, self.target.context + self.tokens + 1)
         view = self.seen(prompts)
@@ -235,7 +234,7 @@ class Live:
         return Drafted(drafting, texts, view, tree, [tokens[1:size][: left - 1] for tokens, size, left in rows])
 
     def seen(self, texts: Sequence[Sequence[int] | np.ndarray]) -> Rows:
-        """Rows as a drafter sees them: greedy, since vLLM draws with a noise of its own and takes drafts as certain."""
+        """Rows for a drafter: greedy, since vLLM samples with its own noise and treats drafts as deterministic."""
         b = len(texts)
         start = tuple(len(text) - 1 for text in texts)
         return Rows(
@@ -253,11 +252,11 @@ class Live:
 def observe(
     drafting: Drafting, view: Rows, tree: DraftTree, accepted: list[int], roots: list[int], tokens: list[list[int]]
 ) -> None:
-    """Tell a drafting of a finished round: how many tokens of each row's chain were right. Logits there are none."""
+    """Update a drafting after a round, with the number of accepted tokens of each row's chain; without logits."""
     output = TargetOutput(np.zeros((*tree.tokens.shape, 0), np.float32))
     drafting.observe(Round(view, tree, output, [list(range(1 + n)) for n in accepted], roots, tokens))
 
 
 def same(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many tokens two sequences begin with alike."""
+    """The length of the common prefix of two sequences."""
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

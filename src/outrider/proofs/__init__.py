@@ -1,1 +1,1 @@
-"""Evidence of losslessness: the audit, exact laws of the rules, and parity with vLLM."""
+"""Evidence of losslessness: the audit, exact distributions of the rules, and parity with vLLM."""

@@ -1,11 +1,11 @@
 """The losslessness audit of a target, a drafter and a rule, on the code that serves them.
 
-    equality     seed for seed against a plain loop of its own (stock model, stock cache, transformers' warpers), and
+    equality     seed for seed against an independent plain loop (stock model, stock cache, transformers' warpers), and
                  against the engine without a drafter
     exact        every branch of the rejection rules that serve this target, on tiny vocabularies, in float64
-    statistics   many samples of two tokens against the target's exact law: a G-test, with the power it had
+    statistics   many samples of two tokens against the target's exact distribution: a G-test, with its power
 
-A statistical test cannot prove equality; it can say how large a deviation it would have seen.
+A statistical test cannot prove equality, but it has a smallest detectable deviation.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ..params import LOSSY, InputError, Sampling
 from .divergence import Divergence, first_difference
 from .enumeration import Exact, exact
 from .samples import (
-    LAWS,
+    SAMPLINGS,
     TOGETHER,
     Progress,
     Statistic,
@@ -40,36 +40,36 @@ from .samples import (
 )  # fmt: skip
 
 LEAST_SAMPLES = 100
-# Passes over one token that a token of a compared text costs: plain twice, rounding, drafted in two batch sizes.
+# Cost of a token of a compared text in passes over one token: plain twice, rounding, drafted in two batch sizes.
 WORK = 5.0
 EXACT = 1e-12
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What an audit is going to do."""
+    """The plan of an audit."""
 
-    seconds: float  # about
-    samples: int  # of each statistical test
+    seconds: float  # estimated
+    samples: int  # per statistical test
     tests: int
 
 
 @dataclass(frozen=True)
 class Equality:
-    """What texts of one law, decoded side by side, showed against plain decoding."""
+    """Comparison of texts, decoded in batches with one sampling setting, with plain decoding."""
 
-    law: Sampling
+    sampling: Sampling
     batch: int  # rows decoded together
     texts: int
-    tokens: int  # equal ones
-    noise: float  # largest difference of logits between passes over one and over several tokens, in stock code
+    tokens: int  # equal to plain decoding's
+    noise: float  # largest difference of logits between passes over one and over several tokens, stock model
     divergences: tuple[Divergence, ...]
-    own: int  # texts that equal those of the engine without a drafter
+    own: int  # texts equal to the engine's without a drafter
 
 
 @dataclass(frozen=True)
 class Audit:
-    """What an audit found; `lossless` is its verdict."""
+    """The result of an audit; `lossless` is its verdict."""
 
     model: str
     drafter: str
@@ -80,12 +80,12 @@ class Audit:
     statistics: tuple[Statistic, ...]
     lossless: bool
     sentence: str
-    bits: bool = False  # does the target promise the same bits with drafts as without, or the same up to rounding?
+    bits: bool = False  # whether the target promises the same bits with drafts as without
 
 
-def label(law: Sampling) -> str:
-    """A law in a few words, as in T=0.7 top-p 0.9."""
-    return f"T={law.temperature:g}" + (f" top-p {law.top_p:g}" if law.top_p < 1 else "")
+def label(sampling: Sampling) -> str:
+    """A sampling setting as text, such as T=0.7 top-p 0.9."""
+    return f"T={sampling.temperature:g}" + (f" top-p {sampling.top_p:g}" if sampling.top_p < 1 else "")
 
 
 @torch.no_grad()
@@ -100,26 +100,26 @@ def audit(
     minutes: float | None = None,
     say: Callable[[Plan], None] = lambda plan: None,
 ) -> Audit:
-    """The whole audit.
+    """Run the audit.
 
     Args:
         llm: an `LLM` of a decoder-only model.
         rule: the rule that is audited.
         prompts: texts or messages; those of at least two tokens are used, the first two for samples.
-        samples: draws for each statistical test; `minutes` overrides it.
+        samples: per statistical test; `minutes` overrides it.
         seed: of texts and samples.
-        tokens: length of the texts that are compared.
-        progress: told the part, how much of it is done, and of how much.
-        minutes: take as many samples as fit into this time, at least LEAST_SAMPLES.
-        say: told beforehand how long it will take.
+        tokens: length of the compared texts.
+        progress: called with the part, the steps done, and all steps.
+        minutes: time limit, which sets the number of samples, at least LEAST_SAMPLES.
+        say: called with the plan.
 
     Raises:
         InputError: the model, the prompts or the number of samples do not allow an audit.
     """
     if not hasattr(llm.target, "model") or llm.target.model.config.is_encoder_decoder:
-        raise InputError("the audit knows decoder-only models; name one")
+        raise InputError("the audit supports decoder-only models; name one")
     if llm.target.integers:
-        raise InputError("the audit's yardstick is the stock model, which has full weights; leave weights out")
+        raise InputError("the audit compares with the stock model, which has full weights; leave weights out")
     if samples < LEAST_SAMPLES:
         raise InputError(f"samples must be at least {LEAST_SAMPLES}, not {samples}")
     if minutes is not None and not minutes > 0:
@@ -128,31 +128,31 @@ def audit(
     remaining = min(256, engine.target.context - tokens)
     ids = [prompt for p in llm.prompts(list(prompts)) if len(prompt := list(p)[-remaining:]) > 1]
     if remaining < 2 or not ids:
-        raise InputError("the audit needs prompts of at least two tokens, and a context with room for them")
+        raise InputError("the audit needs prompts of at least two tokens, and a context that holds them")
     found_plan = plan(engine, ids, samples, tokens, minutes)
     say(found_plan)
     samples = found_plan.samples
     same = equality(engine, ids, seed, tokens, progress)
-    found = exact(seed, tensors=engine.target.device != "cpu")
+    biases = exact(seed, tensors=engine.target.device != "cpu")
     stats = statistics(engine, [p[-64:] for p in ids[:2]], samples, seed, progress)
     bits = getattr(engine.target, "exact", "rounding") == "bits"
-    return judge(llm.name, llm.drafter_name, rule, seed, same, found, stats, bits)
+    return judge(llm.name, llm.drafter_name, rule, seed, same, biases, stats, bits)
 
 
 @torch.no_grad()
 def plan(engine: Engine, prompts: Sequence[list[int]], samples: int, tokens: int, minutes: float | None) -> Plan:
-    """How long an audit will take, from a short trial of its parts; with `minutes`, how many samples fit into them."""
-    prompt, law = prompts[0][-64:], LAWS[-1]
-    pairs(engine, prompt, law, range(8))  # the first ones also load and record
+    """The expected time of an audit, from a short trial of its parts; with `minutes`, the number of samples."""
+    prompt, sampling = prompts[0][-64:], SAMPLINGS[-1]
+    pairs(engine, prompt, sampling, range(8))  # warm-up
     began = perf_counter()
-    pairs(engine, prompt, law, range(TOGETHER))
+    pairs(engine, prompt, sampling, range(TOGETHER))
     batch = perf_counter() - began
     began = perf_counter()
-    plain(engine.target.model, prompt, 0, law, 8)
+    plain(engine.target.model, prompt, 0, sampling, 8)
     one = (perf_counter() - began) / 8
-    laws = len(LAWS) if engine.rule == "coupled" else 1
-    texts = WORK * laws * len(prompts) * tokens * one
-    tests = len(drafts(engine)) * len(prompts[:2]) * sum(law.temperature > 0 for law in LAWS)
+    samplings = len(SAMPLINGS) if engine.rule == "coupled" else 1
+    texts = WORK * samplings * len(prompts) * tokens * one
+    tests = len(drafts(engine)) * len(prompts[:2]) * sum(sampling.temperature > 0 for sampling in SAMPLINGS)
     if minutes is not None:
         samples = max(LEAST_SAMPLES, int((60 * minutes - texts) / batch / tests * TOGETHER))
     return Plan(texts + tests * -(-samples // TOGETHER) * batch, samples, tests)
@@ -164,13 +164,13 @@ def judge(
     rule: str,
     seed: int,
     same: tuple[Equality, ...],
-    found: tuple[Exact, ...],
+    exact: tuple[Exact, ...],
     stats: tuple[Statistic, ...],
     bits: bool = False,
 ) -> Audit:
-    """The verdict, in one sentence. `bits`: the target promises the same bits with drafts as without."""
+    """The verdict with its sentence. bits: the target promises the same bits with drafts as without."""
     differ = [e for e in same if not all(d.within for d in e.divergences)]
-    biased = [x for x in found if x.counts(rule) and x.tv >= EXACT]
+    biased = [x for x in exact if x.counts(rule) and x.tv >= EXACT]
     deviant = [s for s in stats if s.rejected]
     worst = max((s.detectable for s in stats if s.cells > 1), default=1.0)  # one cell tests nothing
     texts = sum(e.texts for e in same)
@@ -183,7 +183,9 @@ def judge(
     )
     seen += [f"{changed} texts differ from the engine's own without a drafter"] if changed else []
     seen += (
-        [f"its law is off by a total variation of {max(x.tv for x in biased):.2g} on a tiny model"] if biased else []
+        [f"its distribution is off by a total variation of {max(x.tv for x in biased):.2g} on a tiny model"]
+        if biased
+        else []
     )
     seen += [f"{len(deviant)} of {len(stats)} tests deviate (TV {max(s.tv for s in deviant):.2g})"] if deviant else []
     who = f"{drafter} under {rule} on {model}"
@@ -193,13 +195,13 @@ def judge(
     elif not lossless:
         sentence = f"{who}: NOT lossless; {' and '.join(seen)}."
     else:
-        equal = "the same bits are not promised here (outrider validate); "
+        equal = "bit equality is not promised here (outrider validate); "
         if bits:
             equal = f"all {texts} texts are the engine's own without a drafter, bit for bit; "
         equal += f"{sum(e.tokens for e in same)} tokens equal the stock model's plain decoding seed for seed"
-        equal += f", {near} texts part from it within rounding" if near else ""
-        sentence = f"{who}: lossless; {equal}, and no deviation above TV {worst:.2g} was found at 99 % power."
-    return Audit(model, drafter, rule, seed, same, found, stats, lossless, sentence, bits)
+        equal += f", {near} texts differ from it within rounding" if near else ""
+        sentence = f"{who}: lossless; {equal}, and no deviation above TV {worst:.2g} was detected at 99 % power."
+    return Audit(model, drafter, rule, seed, same, exact, stats, lossless, sentence, bits)
 
 
 # --- seed for seed
@@ -208,15 +210,15 @@ def judge(
 def equality(
     engine: Engine, prompts: Sequence[list[int]], seed: int, tokens: int, progress: Progress = lambda *_: None
 ) -> tuple[Equality, ...]:
-    """The engine's texts beside plain decoding's, by stock code and by its own. Rules other than `coupled` have the
-    same text at T = 0 alone."""
-    laws, out = LAWS if engine.rule == "coupled" else LAWS[:1], []
+    """Compare the engine's texts with plain decoding, by stock code and by its own. Rules other than `coupled` give the
+    same text only at T = 0."""
+    samplings, out = SAMPLINGS if engine.rule == "coupled" else SAMPLINGS[:1], []
     model, batches = engine.target.model, sorted({1, min(len(prompts), max(2, len(prompts) - 1))})
     alone = replace(engine, drafter=drafters.load("none", engine.target))
-    for i, law in enumerate(laws):
-        requests = [Request(p, seed + k, tokens, law) for k, p in enumerate(prompts)]
+    for i, sampling in enumerate(samplings):
+        requests = [Request(p, seed + k, tokens, sampling) for k, p in enumerate(prompts)]
         own = _written(alone, requests, 1)
-        texts = [plain(model, p, seed + j, law, tokens) for j, p in enumerate(prompts)]
+        texts = [plain(model, p, seed + j, sampling, tokens) for j, p in enumerate(prompts)]
         rounding = max(_rounding(model, [*p, *t], len(p)) for p, t in zip(prompts, texts, strict=True))
         for j, batch in enumerate(batches):
             written, apart, equal = _written(engine, requests, batch), [], 0
@@ -225,63 +227,65 @@ def equality(
                 equal += at
                 if text != ours:
                     pair = (text[at], ours[at]) if at < min(len(text), len(ours)) else (0, 0)
-                    gap = _margin(model, [*prompt, *text[:at]], seed + k, law, *pair)
+                    gap = _margin(model, [*prompt, *text[:at]], seed + k, sampling, *pair)
                     within = pair[0] != pair[1] and gap <= 4 * rounding
                     apart.append(Divergence(str(k + 1), at, gap, within))
             kept = sum(ours == mine for ours, mine in zip(written, own, strict=True))
-            out.append(Equality(law, batch, len(prompts), equal, rounding, tuple(apart), kept))
-            progress("equality", i * len(batches) + j + 1, len(laws) * len(batches))
+            out.append(Equality(sampling, batch, len(prompts), equal, rounding, tuple(apart), kept))
+            progress("equality", i * len(batches) + j + 1, len(samplings) * len(batches))
     return tuple(out)
 
 
 def _written(engine: Engine, requests: Sequence[Request], batch: int) -> list[list[int]]:
-    """The engine's texts, `batch` side by side."""
+    """The engine's texts at a batch size."""
     rows = {piece.row.index: piece.row for piece in generate(engine, requests, batch)}
     return [rows[k].output for k in range(len(requests))]
 
 
-def plain(model: Any, prompt: list[int], seed: int, law: Sampling, tokens: int) -> list[int]:
+def plain(model: Any, prompt: list[int], seed: int, sampling: Sampling, tokens: int) -> list[int]:
     """Plain decoding, independent of the engine: stock cache, one token at a time."""
     ids, cache = torch.tensor([prompt], device=model.device), DynamicCache(config=model.config)
     fed, out = ids, list[int]()
     while len(out) < tokens:
         logits = model(fed, **carrying(model, cache)).logits[:, -1]
-        out.append(int(_raced(ids, logits, seed, law).argmax(-1)))
+        out.append(int(_raced(ids, logits, seed, sampling).argmax(-1)))
         fed = torch.tensor([[out[-1]]], device=model.device)
         ids = torch.cat([ids, fed], 1)
     return out
 
 
-def _raced(ids: Int[Tensor, "1 n"], logits: Float[Tensor, "1 v"], seed: int, law: Sampling) -> Float[Tensor, "1 v"]:
+def _raced(
+    ids: Int[Tensor, "1 n"], logits: Float[Tensor, "1 v"], seed: int, sampling: Sampling
+) -> Float[Tensor, "1 v"]:
     scores = logits if logits.dtype == torch.float64 else logits.float()
-    if law.temperature == 0:
+    if sampling.temperature == 0:
         return scores
     tokens = torch.arange(scores.shape[1], device=scores.device)
-    return warpers(law)(ids, scores) + noise.gumbels([seed], [ids.shape[1]], tokens)
+    return warpers(sampling)(ids, scores) + noise.gumbels([seed], [ids.shape[1]], tokens)
 
 
-def _margin(model: Any, text: list[int], seed: int, law: Sampling, ours: int, theirs: int) -> float:
-    """By how many logits plain decoding preferred its token to the engine's; at the nucleus' edge, how near it was."""
+def _margin(model: Any, text: list[int], seed: int, sampling: Sampling, ours: int, theirs: int) -> float:
+    """The logit margin of plain decoding's token over the engine's; at the nucleus' edge, the distance to it."""
     ids = torch.tensor([text], device=model.device)
     logits = model(ids).logits[:, -1]
-    scores, heat = _raced(ids, logits, seed, law)[0], law.temperature or 1.0
+    scores, heat = _raced(ids, logits, seed, sampling)[0], sampling.temperature or 1.0
     gap = float(scores[ours] - scores[theirs]) * heat
-    if law.top_p < 1:
-        # A mass near top_p moves by at most e / (2 T) when no logit moves by more than e.
+    if sampling.top_p < 1:
+        # A probability mass changes by at most e / (2 T) when no logit changes by more than e.
         p = (logits[0].double() / heat).softmax(-1)
-        edges = [abs(float(p[p <= p[x]].sum()) - (1 - law.top_p)) for x in (ours, theirs)]
+        edges = [abs(float(p[p <= p[x]].sum()) - (1 - sampling.top_p)) for x in (ours, theirs)]
         gap = min(gap, 4 * heat * min(edges))
     return gap
 
 
 def _rounding(model: Any, text: list[int], first: int) -> float:
-    """The largest difference of logits between passes over one and over several tokens; never below the precision."""
-    ids, found = torch.tensor([text], device=model.device), []
+    """The largest difference of logits between passes over one and over several tokens; at least the precision."""
+    ids, logits = torch.tensor([text], device=model.device), []
     for width in (1, 4, len(text)):
         cache, parts = DynamicCache(config=model.config), []
         for i in [0, *range(first, len(text), width)]:
             end = first if i == 0 else i + width
             parts.append(model(ids[:, i:end], **carrying(model, cache)).logits[0, -1 if i == 0 else 0 :])
-        found.append(torch.cat(parts)[: len(text) - first].double())
-    least = torch.finfo(torch.promote_types(model.dtype, torch.float32)).eps * float(found[0].abs().max()) * 4
-    return max(least, *(float((x - found[0]).abs().max()) for x in found[1:]))
+        logits.append(torch.cat(parts)[: len(text) - first].double())
+    least = torch.finfo(torch.promote_types(model.dtype, torch.float32)).eps * float(logits[0].abs().max()) * 4
+    return max(least, *(float((x - logits[0]).abs().max()) for x in logits[1:]))

@@ -1,4 +1,4 @@
-"""Where two texts part, and by how much the target preferred its own token there."""
+"""The first difference of two texts, and by how much the target prefers its own token there."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ class Divergence:
     """The first token of a text that is not plain decoding's."""
 
     prompt: str  # its id, or its number from 1 on
-    position: int  # tokens written before it
-    margin: float  # logits by which the target preferred plain decoding's token
+    position: int  # in the output
+    margin: float | None  # logits by which the target prefers plain decoding's token; None: a text ended
     within: bool = False  # explained by rounding
     turn: int = 0
     mine: int | None = None  # None: the text ended
@@ -20,7 +20,7 @@ class Divergence:
 
 
 def first_difference(a: Sequence[int], b: Sequence[int]) -> int:
-    """The index of the first token in which two texts differ: the shorter one's length where it begins the other.
+    """The index of the first different token; the shorter text's length if it is a prefix of the other.
 
     >>> first_difference([1, 2, 3], [1, 5]), first_difference([1, 2], [1, 2, 3])
     (1, 2)

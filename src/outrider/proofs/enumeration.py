@@ -1,8 +1,8 @@
-"""What the rejection rules write, by enumeration: every draft and every decision of a round over a tiny vocabulary.
+"""The distribution of the rejection rules by enumeration of all drafts and decisions over a tiny vocabulary.
 
-The rules are those that serve the audited target, asked for their decisions by a script in place of random numbers:
-`core/verify.py` on CPUs, `backends/torch/verify.py` on other devices. The last token of a round is kept as its
-distribution. All sums are in float64.
+The rules are those that serve the audited target, with scripted decisions in place of random numbers: `core/verify.py`
+on CPUs, `backends/torch/verify.py` on other devices. The last token of a round is kept as its distribution. All sums
+are in float64.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from ..core.types import Array, DraftTree, Question
 from ..params import Sampling
 
 Text = tuple[int, ...]
-SAMPLINGS = (Sampling(1.0), Sampling(0.7, top_p=0.9))  # the second makes zeros in p and q
-CASES = (  # rule, draft, children of every node of a depth
+SAMPLINGS = (Sampling(1.0), Sampling(0.7, top_p=0.9))  # the second gives zeros in p and q
+CASES = (  # rule, draft, children per node by depth
     ("rejection", "sampled chain", (1, 1, 1)),
     ("rejection", "sampled tree", (2, 2)),
     ("rejection", "sampled tree, with replacement", (2, 2)),
@@ -35,28 +35,28 @@ CASES = (  # rule, draft, children of every node of a depth
 
 @dataclass(frozen=True)
 class Exact:
-    """The total variation between what a rule writes and plain decoding."""
+    """The total variation between a rule's output and plain decoding."""
 
     rule: str
     draft: str
     tv: float
 
     def counts(self, rule: str) -> bool:
-        """Is this part of what a user of `rule` runs? (`block` judges by `rejection` what is no chain.)"""
+        """Whether users of `rule` run this (`block` falls back to `rejection` for trees)."""
         return self.rule == rule or (self.rule == "rejection" and rule == "block")
 
 
 @dataclass
 class Branch:
-    """The chance of one row: it decides by a script, then always rejects."""
+    """Scripted randomness of one row: decides by the script, then always rejects."""
 
     script: tuple[bool, ...]
     taken: list[bool] = field(default_factory=list)
-    weight: float = 1.0  # probability of the decisions taken
+    weight: float = 1.0  # probability of the decisions so far
     next: Array | None = None  # [v] float64: the distribution of the token after the accepted ones
 
     def accept(self, probability: float, index: int) -> bool:
-        """Decide what is not certain by the script."""
+        """Take uncertain decisions from the script."""
         if not 0 < probability < 1:
             return probability >= 1
         place = len(self.taken)
@@ -70,7 +70,7 @@ class Branch:
         return 0
 
     def untaken(self) -> list[tuple[bool, ...]]:
-        """Scripts that leave this row's decisions, each at one of them."""
+        """Scripts that branch off this row's decisions, one per decision."""
         return [(*self.taken[:i], not self.taken[i]) for i in range(len(self.script), len(self.taken))]
 
 
@@ -88,12 +88,12 @@ Judge = Callable[[str, World, DraftTree, Array, list[Branch]], list[Text]]
 
 
 def exact(seed: int = 0, v: int = 3, tensors: bool = False) -> tuple[Exact, ...]:
-    """The total variation between each rule's text and plain decoding, the worst of two samplings.
+    """The total variation between each rule and plain decoding, the worst of two sampling settings.
 
     Args:
         seed: of the tiny models.
-        v: tokens of their vocabulary.
-        tensors: the rules of targets on other devices than CPUs, which need torch.
+        v: vocabulary size.
+        tensors: use the tensor rules of targets on other devices, which need torch.
     """
     judge = _by_reference
     if tensors:
@@ -117,7 +117,7 @@ def _world(seed: int, v: int, depth: int, sampling: Sampling, zeros: bool) -> Wo
 
 
 def _bias(rule: str, draft: str, shape: tuple[int, ...], world: World, judge: Judge) -> float:
-    """Total variation of the first len(shape) + 1 tokens; what a round leaves open is continued by plain decoding."""
+    """Total variation of the first len(shape) + 1 tokens; rounds are completed by plain decoding."""
     length, v = len(shape) + 1, len(world.p[()])
     parents = template(shape)
     drafts = list(_drafts(draft, parents, world))
@@ -142,7 +142,7 @@ def _bias(rule: str, draft: str, shape: tuple[int, ...], world: World, judge: Ju
 
 
 def _drafts(draft: str, parents: Sequence[int], world: World) -> Iterator[tuple[float, list[Text]]]:
-    """The probability of every draft, and the text that each of its nodes ends."""
+    """The probability of every draft, and the text of each of its nodes."""
     for tokens in product(range(len(world.p[()])), repeat=len(parents) - 1):
         weight, texts = 1.0, list[Text]([()])
         for i, (token, parent) in enumerate(zip(tokens, parents[1:], strict=True), 1):
@@ -154,18 +154,18 @@ def _drafts(draft: str, parents: Sequence[int], world: World) -> Iterator[tuple[
 
 
 def _chance(q: Array, token: int, elder: Sequence[int], draft: str) -> float:
-    """The probability that a child is `token`, after its elder siblings."""
+    """The probability that a child is `token`, given its earlier siblings."""
     if "deterministic" in draft:
         return float(token == np.argsort(-q, kind="stable")[len(elder)])
     free = np.ones(len(q))
     if "with" not in draft:
         free[list(elder)] = 0.0
-    left = q * free if (q * free).sum() > 0 else free  # where q has run out, any token that no sibling has
+    left = q * free if (q * free).sum() > 0 else free  # if q is exhausted, any token that no sibling has
     return float(left[token] / left.sum())
 
 
 def _spread(written: dict[Text, float], text: Text, next: Array, world: World, length: int) -> None:
-    """Add the probability of a text's next tokens, continued by plain decoding to `length` tokens."""
+    """Add the probabilities of a text's continuations by plain decoding to `length` tokens."""
     for token, weight in enumerate(next.tolist()):
         longer = (*text, token)
         if weight and len(longer) == length:
@@ -175,19 +175,19 @@ def _spread(written: dict[Text, float], text: Text, next: Array, world: World, l
 
 
 def _by_reference(rule: str, world: World, tree: DraftTree, logits: Array, branches: list[Branch]) -> list[Text]:
-    """The tokens that every row accepts, and the one after them, by `core/verify.py`."""
+    """Accepted tokens and the next one of every row, by `core/verify.py`."""
     ends: list[Text] = []
     for b, (row, branch) in enumerate(zip(tree.host, branches, strict=True)):
 
-        def law(node: int, path: list[int], b: int = b) -> Array:
+        def p(node: int, path: list[int], b: int = b) -> Array:
             return distribution(logits[b, node], world.sampling)
 
         q = None if tree.q is None else tree.q[b]
         if rule == "typical":
-            path, token = verify.typical(row, law, Question.epsilon, Question.delta, tree.deepest)
+            path, token = verify.typical(row, p, Question.epsilon, Question.delta, tree.deepest)
         elif rule == "block":
-            path, token = verify.block(row, law, branch, tree.deepest, q)
+            path, token = verify.block(row, p, branch, tree.deepest, q)
         else:
-            path, token = verify.rejection(row, law, branch, tree.deepest, q, tree.replacement)
+            path, token = verify.rejection(row, p, branch, tree.deepest, q, tree.replacement)
         ends.append((*(row[0][node] for node in path[1:]), token))
     return ends

@@ -1,9 +1,9 @@
-"""Parity: the same drafter, the same prompts, greedily, in Outrider and in vLLM.
+"""Parity: the same drafter and prompts, greedily, in Outrider and in vLLM.
 
-The drafter is exported and vLLM loads it with its own code, or it reads text alone and runs inside vLLM. Both draft
-chains of equal length. Texts must be the same, ours, vLLM's and those that vLLM writes without a drafter (up to ties
-that rounding decides, which are shown with their margin), and so must the acceptance at each position: a wrong layer,
-rotary base, shift or draft vocabulary leaves the text alone and shows there.
+The drafter is exported and loaded by vLLM's code, or, if it reads text alone, runs inside vLLM. Both draft chains of
+equal length. Our texts, vLLM's, and vLLM's without a drafter must be the same (up to ties decided by rounding, which
+are shown with their margin), and so must the acceptance at each position: a wrong layer, rotary base, shift or draft
+vocabulary does not change the text, but the acceptance.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from scipy.stats import binomtest
 
 from .. import checkpoints, drafters
@@ -29,11 +28,13 @@ from ..engine import generate
 from ..llm import LLM
 from ..params import InputError
 from . import vllm
+from .divergence import first_difference
+from .logits import own_logits
 from .vllm import Decode
 
-ROUNDING = 1e-3  # of logits: a margin below it is decided by rounding in float32
+ROUNDING = 1e-3  # logit margins below it are decided by rounding in float32
 
-Say = Callable[[str, int], None]  # what is being done, and how many texts were written since it was told last
+Say = Callable[[str, int], None]  # step, and texts finished since the last call
 
 
 @dataclass(frozen=True)
@@ -49,15 +50,15 @@ class Rate:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Wilson's interval of 95 %: the probabilities that so many hits do not contradict."""
+        """The 95% Wilson interval."""
         if not self.trials:
             return 0.0, 1.0
-        found = binomtest(self.hits, self.trials).proportion_ci(0.95, "wilson")
-        return float(found.low), float(found.high)
+        interval = binomtest(self.hits, self.trials).proportion_ci(0.95, "wilson")
+        return float(interval.low), float(interval.high)
 
 
 def difference(a: Rate, b: Rate) -> tuple[float, float]:
-    """The interval of a - b, of both Wilson intervals (Newcombe 1998, method 10)."""
+    """The 95% interval of a - b from Wilson intervals (Newcombe 1998, method 10)."""
     (la, ua), (lb, ub), d = a.interval, b.interval, a.value - b.value
     low = d - math.hypot(a.value - la, ub - b.value)
     return low, d + math.hypot(ua - a.value, b.value - lb)
@@ -65,7 +66,7 @@ def difference(a: Rate, b: Rate) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Place:
-    """One position of the chain: of the rounds that got there, those that accepted its token."""
+    """One position of the chain: accepted tokens among the rounds that reached it."""
 
     ours: Rate
     theirs: Rate
@@ -78,7 +79,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Split:
-    """A prompt whose texts part at a token; `margin` is what the target's logits say between the two."""
+    """A prompt whose texts differ; margin: difference of the target's logits for the two tokens."""
 
     prompt: int
     position: int
@@ -91,22 +92,22 @@ class Split:
 
 @dataclass(frozen=True)
 class Certificate:
-    """What the same drafter wrote and accepted here and in vLLM; `passed` is the verdict."""
+    """Texts and acceptance of one drafter in both engines; `passed` is the verdict."""
 
     drafter: str
     target: str
     method: str
     engine: str
-    tokens: int  # drafted in each round
+    tokens: int  # drafted per round
     prompts: int
     written: int  # tokens, by each engine
     splits: list[Split]
     places: list[Place]
     tau_ours: float
     tau_theirs: float
-    same_rounds: int  # prompts on which every round accepted the same number of tokens, as the counts tell
-    uneven: list[int]  # prompts with the same text and other counts
-    plain: list[Split]  # where vLLM's texts with and without drafts part
+    same_rounds: int  # prompts with equal counts of accepted tokens
+    uneven: list[int]  # prompts with the same text and different counts
+    plain: list[Split]  # differences of vLLM's texts with and without drafts
     versions: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -115,13 +116,13 @@ class Certificate:
 
     @property
     def same_acceptance(self) -> bool:
-        """Equal counts where the text is the same. Drafters inside vLLM learn as they go: intervals must meet."""
+        """Equal counts where texts are equal; drafters inside vLLM learn online, so their intervals must overlap."""
         learns = self.method == "custom_class"
         return all(place.agrees for place in self.places) and (learns or not self.uneven)
 
     @property
     def speculated(self) -> bool:
-        """Did both engines draft? Without trials every interval holds every rate."""
+        """Whether both engines drafted; without trials every interval contains every rate."""
         first = self.places[0]
         return min(first.ours.trials, first.theirs.trials) > 0 and first.theirs.trials * 2 > first.ours.trials
 
@@ -136,13 +137,13 @@ class Certificate:
         if not parted:
             text = f"all {self.prompts} texts are identical in Outrider, in vLLM and in vLLM without drafts"
         elif not wrong:
-            text = f"texts are identical except {len(parted)} of {self.prompts}, which part where rounding decides"
+            text = f"texts are identical except {len(parted)} of {self.prompts}, which differ where rounding decides"
         else:
             text = f"{len(wrong)} of {self.prompts} texts differ"
         agree = "agrees at every position" if self.same_acceptance else "DIFFERS"
         if not self.speculated:
             rounds = self.places[0].theirs.trials
-            return f"NO parity with {self.engine}: {text}; it counts {rounds} rounds of drafts, which tells nothing."
+            return f"NO parity with {self.engine}: {text}; it counts {rounds} rounds with drafts, which is no evidence."
         head = "Parity" if self.passed else "NO parity"
         counts = f"the counts are equal on {self.same_rounds} of {self.prompts} prompts"
         return f"{head} with {self.engine}: {text}; acceptance {agree} ({counts})."
@@ -150,7 +151,7 @@ class Certificate:
 
 @dataclass(frozen=True)
 class Side:
-    """A drafter made ready for both engines: ours, and what vLLM is told."""
+    """A drafter for both engines: ours, and vLLM's settings."""
 
     spec: str
     llm: LLM
@@ -159,7 +160,7 @@ class Side:
 
     @property
     def method(self) -> str:
-        """As vLLM calls it."""
+        """vLLM's name of the method."""
         return str(self.run["speculative"]["method"])
 
 
@@ -168,30 +169,30 @@ def certify(
     prompts: Sequence[Sequence[int]], decode: Decode, tokens: int = 4, max_new_tokens: int = 64, to: str = "vllm",
     say: Say = lambda doing, texts: None,
 ) -> Iterator[Certificate]:  # fmt: skip
-    """Decode with every drafter in both engines, and in vLLM without one; compare.
+    """Decode with every drafter in both engines, and in vLLM without one, and compare.
 
-    A certificate comes as soon as vLLM is through with its drafter, and vLLM goes on while the next is made here.
+    Yields a certificate when vLLM has finished a drafter; vLLM continues while the next one is prepared.
 
     Args:
         load: an LLM by the drafter's SPEC or SPECs, in float32.
-        specs: of each drafter its SPEC, those of a mix with ` + ` between them.
+        specs: SPECs of the drafters; a mix is joined by ` + `.
         target: the model's folder or hub id.
         prompts: token ids.
         decode: runs vLLM on a job (`vllm_decode.py`).
-        tokens: the length of the chains, where the drafter can draft so many.
-        to: the format in which vLLM is given what it loads itself, vllm or speculators.
-        say: told what is being done, and how many texts were written since it was told last, in either engine.
+        tokens: length of the chains, if the drafter supports it.
+        to: export format, vllm or speculators.
+        say: called with the step and the texts finished since the last call, in either engine.
 
-    Raises InputError for a drafter that vLLM cannot have, and for prompts that are too long.
+    Raises InputError for drafters that vLLM does not support, and for too long prompts.
     """
     facts = checkpoints.Facts.at(target)
     named = [f"{spec} ({i} of {len(specs)})" for i, spec in enumerate(specs, 1)]
     with tempfile.TemporaryDirectory() as temporary:
         sides: list[Side] = []
         for spec, name in zip(specs, named, strict=True):
-            say(f"loading {name} here", 0)
+            say(f"loading {name}", 0)
             sides.append(ready(load, spec, facts, tokens, to, Path(temporary) / str(len(sides))))
-        longest = max(map(len, prompts)) + max_new_tokens + 2 * tokens  # vLLM drafts zeros without room for two chains
+        longest = max(map(len, prompts)) + max_new_tokens + 2 * tokens  # vLLM drafts zeros if two chains do not fit
         for side in sides:
             if longest > side.llm.target.context:
                 context = side.llm.target.context
@@ -202,12 +203,12 @@ def certify(
             plain = heard(events, "without drafts", say)
             for side, name in zip(sides, named, strict=True):
                 theirs = heard(events, f"with {name}", say)
-                wrote = partial(say, f"decoding with {name} here", 1)
+                wrote = partial(say, f"decoding with {name} in Outrider", 1)
                 yield compare(side, str(target), prompts, max_new_tokens, plain["texts"], theirs, wrote)
 
 
 def heard(events: Iterator[dict[str, Any]], name: str, say: Say) -> dict[str, Any]:
-    """vLLM's next run, to its end."""
+    """Wait for vLLM's next run."""
     say(f"starting vLLM {name}", 0)
     before = 0
     for event in events:
@@ -216,28 +217,30 @@ def heard(events: Iterator[dict[str, Any]], name: str, say: Say) -> dict[str, An
             return event
         say(f"decoding {name} in vLLM", event["done"] - before)
         before = event["done"]
-    raise RuntimeError(f"vLLM said nothing of its run {name}")
+    raise RuntimeError(f"vLLM gave no result for {name}")
 
 
 def ready(
     load: Callable[[str | Sequence[str]], LLM], spec: str, facts: checkpoints.Facts, tokens: int, to: str, out: Path
 ) -> Side:
-    """Load a drafter here, and export it to `out` if vLLM loads it itself."""
+    """Load a drafter, and export it to `out` if vLLM's code loads it."""
     name, folder = split(spec)
     if (name or checkpoints.method_of(folder)) not in vllm.METHODS:
         specs = drafters.parts(spec)
         llm = load(specs)
         return Side(spec, replace(llm, drafter=_chain.of(llm.drafter, tokens)), tokens, vllm.inside(specs, tokens))
-    found = checkpoints.read(folder, facts)
-    parallel = int(found.config.get("parallel") or 0)
-    most = {"medusa": found.config.get("heads"), "block": found.config.get("block", 1) - 1}.get(found.method, parallel)
+    checkpoint = checkpoints.read(folder, facts)
+    parallel = int(checkpoint.config.get("parallel") or 0)
+    most = {"medusa": checkpoint.config.get("heads"), "block": checkpoint.config.get("block", 1) - 1}.get(
+        checkpoint.method, parallel
+    )
     chain = min(tokens, int(most or tokens))
-    write(found, to, facts, out)
+    write(checkpoint, to, facts, out)
     if faults := check(out, to, facts):
-        raise InputError(f"the export is not what {to} loads: {'; '.join(faults)}")
-    same = out if trimmed(found) else folder  # what vLLM drafts with, from all tokens
-    llm = load(f"{name or found.method}:{same}?tree=chain")
-    return Side(spec, llm, chain, vllm.exported(found.method, out, chain, parallel > 0))
+        raise InputError(f"{to} cannot load the export: {'; '.join(faults)}")
+    same = out if trimmed(checkpoint) else folder  # the exported drafter drafts from all tokens
+    llm = load(f"{name or checkpoint.method}:{same}?tree=chain")
+    return Side(spec, llm, chain, vllm.exported(checkpoint.method, out, chain, parallel > 0))
 
 
 def split(spec: str) -> tuple[str, str]:
@@ -278,20 +281,20 @@ def compare(
 def splits(
     llm: LLM, prompts: Sequence[Sequence[int]], ours: Sequence[Sequence[int]], theirs: Sequence[Sequence[int]]
 ) -> list[Split]:
-    """Where two sets of texts of the same prompts part."""
-    found = []
+    """The differences of two sets of texts for the same prompts."""
+    parts = []
     for i, (a, b) in enumerate(zip(ours, theirs, strict=True)):
         if list(a) != list(b):
-            at = next((j for j, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-            found.append(Split(i, at, margin(llm, [*prompts[i], *a[:at]], a[at:], b[at:])))
-    return found
+            at = first_difference(a, b)
+            parts.append(Split(i, at, margin(llm, [*prompts[i], *a[:at]], a[at:], b[at:])))
+    return parts
 
 
 def chain(llm: LLM, prompt: Sequence[int], tokens: int, new: int) -> tuple[list[int], list[int]]:
-    """Greedy text, and the rounds that accepted at least 0, 1, 2, ... tokens of a chain of `tokens`.
+    """Greedy text, and the numbers of rounds that accepted at least 0, 1, 2, ... tokens of a chain of `tokens`.
 
-    Like vLLM, rounds without a draft are not counted, and the last round drafts a whole chain and counts all of it,
-    though the text ends inside.
+    As in vLLM, rounds without a draft are not counted, and the last round counts a full chain, though the text ends
+    inside.
     """
     engine = llm.engine(budget=FixedBudget(tokens + 1, tokens))
     requests, _ = llm.requests(list(prompt), max_new_tokens=new + tokens + 1, seed=0, ignore_eos=True)
@@ -308,13 +311,9 @@ def chain(llm: LLM, prompt: Sequence[int], tokens: int, new: int) -> tuple[list[
     return text[:new], reached
 
 
-@torch.no_grad()
 def margin(llm: LLM, before: Sequence[int], ours: Sequence[int], theirs: Sequence[int]) -> float:
-    """How much better the target likes one token than the other here; infinite where a text just ends."""
+    """The difference of the two next tokens' logits; infinite where a text just ends."""
     if not ours or not theirs:
         return math.inf
-    session = llm.target.open(len(before) + 1)
-    logits = torch.zeros(0)
-    for chunk in session.prefill([list(before)]):
-        logits = chunk.output.logits[0, 0]
+    logits = own_logits(llm.target, before, ours[:1])[0]
     return abs(float(logits[ours[0]] - logits[theirs[0]]))

@@ -1,6 +1,6 @@
-"""vLLM in another Python: what it is told to decode, and how it is run.
+"""vLLM in another Python: its jobs, and running it.
 
-The drafters that we export are loaded by vLLM's own code; those that read text alone run inside it, as its custom class
+Exported drafters are loaded by vLLM's code; those that read text alone run inside it, as its custom class
 (`integrations/vllm.py`).
 """
 
@@ -18,16 +18,16 @@ from ..params import InputError
 
 PROPOSER = "outrider.integrations.vllm.Proposer"
 METHODS = {"eagle": "eagle", "eagle3": "eagle3", "medusa": "medusa", "block": "dflash"}  # ours: vLLM's
-ROWS = 16  # texts at a time: most of a pass over a tiny model is Python, and costs no more for many rows than for one
+ROWS = 16  # batch size: a pass over a tiny model is mostly Python overhead
 PLAIN: dict[str, Any] = {"speculative": None, "additional": {}, "rows": ROWS}
 
-Decode = Callable[[dict[str, Any]], Generator[dict[str, Any]]]  # a job; what is said of its runs
+Decode = Callable[[dict[str, Any]], Generator[dict[str, Any]]]  # from a job to events of its runs
 
 
 def exported(method: str, folder: str | Path, tokens: int, parallel: bool) -> dict[str, Any]:
-    """A run with a drafter that vLLM loads itself; `method` is ours, `parallel` says that it is a P-EAGLE.
+    """A run with a drafter that vLLM's code loads. method: ours. parallel: whether it is a P-EAGLE.
 
-    One text at a time: in a batch vLLM 0.32 drafts otherwise in some rounds just after a text of it has ended.
+    One text at a time: in a batch vLLM 0.32 drafts differently in some rounds after one of its texts has ended.
     """
     how = {"method": METHODS[method], "model": str(folder), "num_speculative_tokens": tokens}
     return {"speculative": {**how, "parallel_drafting": True} if parallel else how, "additional": {}, "rows": 1}
@@ -40,7 +40,7 @@ def inside(specs: Sequence[str], tokens: int) -> dict[str, Any]:
 
 
 def check(python: str | Path, module: str = "vllm") -> None:
-    """Refuse a Python that is none, or that has no vLLM (or no outrider); nothing is imported there."""
+    """Raise InputError unless a Python runs and has vLLM (and outrider); nothing is imported there."""
     probe = f"import sys, importlib.util; sys.exit(3 * (importlib.util.find_spec({module!r}) is None))"
     try:
         code = subprocess.run([str(python), "-I", "-c", probe], capture_output=True, timeout=60).returncode
@@ -49,15 +49,15 @@ def check(python: str | Path, module: str = "vllm") -> None:
     if code == 3 and module == "outrider":
         raise InputError(f"{python} has no outrider, which runs inside vLLM: {python} -m pip install outrider")
     if code:
-        what = "has no vLLM" if code == 3 else "is no Python that runs"
+        what = "has no vLLM" if code == 3 else "is not a working Python"
         raise InputError(f"{python} {what}; `make parity` makes an environment with vLLM")
 
 
 def runner(python: str | Path) -> Decode:
-    """Decoding by the vLLM of another Python: what it says (`vllm_decode.py`), line by line, as it goes on.
+    """Decode by the vLLM of another Python; yields the events of `vllm_decode.py`.
 
-    Raises InputError for a Python that cannot be run or lacks outrider where a run needs it, and RuntimeError with
-    vLLM's own words where it fails. vLLM is ended when nobody reads on.
+    Raises InputError for a Python that cannot run or lacks a required outrider, and RuntimeError with vLLM's message if
+    it fails. vLLM is terminated when the generator is closed.
     """
 
     def decode(job: dict[str, Any]) -> Generator[dict[str, Any]]:
@@ -76,8 +76,8 @@ def runner(python: str | Path) -> Decode:
             assert process.stdout
             left = len(job["runs"])
             try:
-                with contextlib.suppress(BrokenPipeError), process.stdin as asked:
-                    json.dump(job, asked)
+                with contextlib.suppress(BrokenPipeError), process.stdin as stdin:
+                    json.dump(job, stdin)
                 for line in process.stdout:
                     event = json.loads(line)
                     left -= "texts" in event
@@ -94,7 +94,7 @@ def runner(python: str | Path) -> Decode:
 
 
 def _reason(text: str) -> str:
-    """The line of a traceback that says what went wrong."""
+    """The error line of a traceback."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     errors = [line for line in lines if "Error" in line]
-    return (errors or lines or ["it says nothing"])[-1][:300]
+    return (errors or lines or ["no message"])[-1][:300]

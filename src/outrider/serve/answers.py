@@ -1,4 +1,4 @@
-"""The bodies of answers: whole, or as server-sent events."""
+"""Response bodies: complete, or as server-sent events."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from .tools import Caller
 DONE = b"data: [DONE]\n\n"
 
 
-async def whole(service: Service, call: Call) -> dict[str, Any]:
-    """The answer once its last text has ended."""
+async def complete(service: Service, call: Call) -> dict[str, Any]:
+    """The response after its last text has ended."""
     deltas = [Delta() for _ in call.voices]
     while any(voice.end is None for voice in call.voices):
         for index, events in (await call.channel.take()).items():
@@ -40,7 +40,7 @@ async def whole(service: Service, call: Call) -> dict[str, Any]:
 
 
 def failure(voice: Voice) -> Refusal | None:
-    """Why a text has failed, if it has: by its grammar, which is the request's, or by a fault here."""
+    """The error of a text that failed, by the request's grammar or by a fault of the server; else None."""
     if voice.end is None or voice.end.finish != "error":
         return None
     watch = voice.job.watch
@@ -50,7 +50,7 @@ def failure(voice: Voice) -> Refusal | None:
 
 
 def chat_choice(service: Service, call: Call, index: int, voice: Voice, delta: Delta) -> dict[str, Any]:
-    """One choice of a chat's answer, as OpenAI's clients read it."""
+    """One choice of a chat completion, in OpenAI's format."""
     message: dict[str, Any] = {"role": "assistant", "content": delta.text, "refusal": None}
     finish = voice.finish
     if call.caller is not None:
@@ -66,7 +66,7 @@ def chat_choice(service: Service, call: Call, index: int, voice: Voice, delta: D
 
 
 def called(finish: str | None) -> str | None:
-    """How a text with tool calls has ended: `length` and `abort` say that more might have come."""
+    """The finish reason of a text with tool calls: `length` and `abort` mean that it is incomplete."""
     return "tool_calls" if finish == "stop" else finish
 
 
@@ -85,7 +85,7 @@ def text_choice(service: Service, call: Call, index: int, voice: Voice, delta: D
 
 
 def heading(service: Service, call: Call, index: int, delta: Delta) -> dict[str, Any] | None:
-    """The logprobs of a prompt that is given back, if they have come."""
+    """The logprobs of an echoed prompt, if they are computed."""
     if delta.heading is None:
         return None
     prompt = call.voices[index].job.request.prompt
@@ -93,12 +93,12 @@ def heading(service: Service, call: Call, index: int, delta: Delta) -> dict[str,
 
 
 def prompt_ids(call: Call, voice: Voice) -> dict[str, list[int]]:
-    """The prompt's tokens, where token ids were asked for."""
+    """The prompt's tokens, if token ids were requested."""
     return {"prompt_token_ids": list(voice.job.request.prompt)} if call.request.return_token_ids else {}
 
 
 def of_choice(service: Service, call: Call, voice: Voice, delta: Delta) -> dict[str, Any]:
-    """Fields that are there where they were asked for."""
+    """Optional fields that were requested."""
     more: dict[str, Any] = {}
     if call.request.return_token_ids:
         more["token_ids"] = voice.tokens
@@ -108,8 +108,8 @@ def of_choice(service: Service, call: Call, voice: Voice, delta: Delta) -> dict[
 
 
 def rounds(service: Service, delta: Delta) -> list[dict[str, Any]]:
-    """The rounds: their text in segments (was it drafted?), and their trees with the words of the nodes. The prompt's
-    own pass and the end of a text have no tree."""
+    """The rounds: their text in segments (drafted or not), and their trees with the text of the nodes. Prefill and the
+    end of a text have no tree."""
     return [
         {
             "text": segments,
@@ -127,7 +127,7 @@ def rounds(service: Service, delta: Delta) -> list[dict[str, Any]]:
 
 
 def head(service: Service, call: Call, kind: str) -> dict[str, Any]:
-    """What every answer and chunk begins with."""
+    """The common fields of responses and chunks."""
     return {
         "id": call.id, "object": kind, "created": call.created, "model": service.name,
         "system_fingerprint": service.fingerprint,
@@ -135,26 +135,26 @@ def head(service: Service, call: Call, kind: str) -> dict[str, Any]:
 
 
 def usage(call: Call) -> dict[str, Any]:
-    """Tokens of the whole call; those of a prompt count once."""
+    """Tokens of the call; each prompt counts once."""
     cached = sum(voice.job.cached for voice in call.voices[:: call.request.n])  # each prompt once, as its tokens
     return usage_of([voice.end.usage for voice in call.voices if voice.end is not None], call.prompts, cached)
 
 
 def so_far(call: Call) -> dict[str, int]:
-    """Tokens of a call that goes on."""
+    """Tokens so far of a streaming call."""
     written = sum(v.end.usage.new_tokens if v.end else len(v.tokens) for v in call.voices)
     return {"prompt_tokens": call.prompts, "completion_tokens": written, "total_tokens": call.prompts + written}
 
 
 def extras(call: Call) -> dict[str, Any]:
-    """Figures of speculation, for those who sent an `outrider` object and asked for one text."""
+    """Statistics of speculation, for requests with an `outrider` object and a single text."""
     if call.ours is None or len(call.voices) != 1 or call.voices[0].end is None:
         return {}
     return {"metrics": figures(call.voices[0].job, call.voices[0].end.usage)}
 
 
 async def chunks(service: Service, call: Call) -> AsyncIterator[bytes]:
-    """The answer as it comes: one event for whatever a text has gained since the last."""
+    """The streaming response: an event for each piece of new text."""
     chat = isinstance(call.request, ChatRequest)
     options = call.request.stream_options
     counted = options is not None and options.include_usage
@@ -201,14 +201,14 @@ async def chunks(service: Service, call: Call) -> AsyncIterator[bytes]:
 
 @dataclass
 class Tail:
-    """What is held back of a streamed text, since it may turn out to be a tool call."""
+    """Streamed text that is held back because it may be a tool call."""
 
     caller: Caller | None
     text: str = ""  # all of it
     sent: int = 0  # characters of its content
 
     def add(self, text: str, ended: bool) -> tuple[str, list[dict[str, Any]]]:
-        """Content that may be sent now, and at the end the calls."""
+        """Content that may be sent now; at the end, the calls."""
         if self.caller is None:
             return text, []
         self.text += text
@@ -219,13 +219,13 @@ class Tail:
 
 
 def news(call: Call, delta: Delta) -> bool:
-    """Is there anything to tell of besides text?"""
+    """Whether there is anything besides text to send."""
     ids, rounds = call.request.return_token_ids, call.ours is not None and call.ours.rounds
     return bool(delta.scores or (ids and delta.tokens) or (rounds and delta.rounds))
 
 
 def piece(service: Service, call: Call, index: int, delta: Delta, text: str, chat: bool) -> dict[str, Any]:
-    """What one text has gained; `text` is what is sent of it."""
+    """The new part of one text; `text` is what is sent of it."""
     made = chunk(index, **({"delta": {"content": text} if text else {}} if chat else {"text": text}))
     if delta.scores and chat:
         made["logprobs"] = {"content": chat_logprobs(delta.scores), "refusal": None}

@@ -1,4 +1,4 @@
-"""The endpoints: HTTP in, rows to the scheduler, answers out."""
+"""The endpoints: HTTP requests to rows of the scheduler, and their events to responses."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ from .turns import Turns
 log = logging.getLogger("outrider.serve")
 
 STUCK = 120.0  # seconds without a turn of the engine's loop after which the server is not healthy
-RESTRICTING = ("structured_outputs", "response_format", "tools", "tool_choice")  # fields that may come to a grammar
+RESTRICTING = ("structured_outputs", "response_format", "tools", "tool_choice")  # fields that may lead to a grammar
 PAGE = Path(str(files("outrider") / "serve" / "page"))
 
 
 class Events(StreamingResponse):
-    """Server-sent events of one call; whatever ends it, its rows end with it."""
+    """Server-sent events of one call; when it ends for whatever reason, its rows are cancelled."""
 
     def __init__(self, service: Service, call: Call):
         headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
@@ -50,7 +50,7 @@ class Events(StreamingResponse):
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         try:
-            # A reader who takes nothing holds its connection no longer than its texts may take.
+            # A client that reads nothing keeps its connection no longer than the time limit of its texts.
             with anyio.move_on_after(self.service.limits.seconds + 30):
                 await super().__call__(scope, receive, send)
         finally:
@@ -58,13 +58,13 @@ class Events(StreamingResponse):
 
 
 class Endpoints:
-    """What answers at each address."""
+    """The handlers of all paths."""
 
     def __init__(self, service: Service):
         self.service = service
         most = service.scheduler.queue
-        self.encoding = Turns("encoding", most)  # one thread reads prompts: tokenizers are not all safe in several
-        self.compiling = Turns("compiling", most)  # grammars take longer, and no prompt waits for them
+        self.encoding = Turns("encoding", most)  # one thread tokenises: not all tokenizers are thread-safe
+        self.compiling = Turns("compiling", most)  # grammars take longer, and prompts need not wait for them
 
     async def chat(self, request: Request) -> Response:
         return await self.write(request, ChatRequest, self.service.chat)
@@ -73,31 +73,31 @@ class Endpoints:
         return await self.write(request, CompletionRequest, self.service.completion)
 
     async def write(self, request: Request, kind: Any, prepare: Callable[..., Call]) -> Response:
-        """Encode, submit, and answer, whole or as it comes."""
+        """Encode, submit and respond, streaming or not."""
         service, scheduler = self.service, self.service.scheduler
         raw = await body_of(request)
-        asked = parse(raw, kind)
-        service.check(asked)
-        call = await unless_gone(request, self.prepared(asked, len(raw), prepare))
+        parsed = parse(raw, kind)
+        service.check(parsed)
+        call = await unless_gone(request, self.prepared(parsed, len(raw), prepare))
         try:
             scheduler.submit(call.jobs)
         except Closed as closed:
             scheduler.metrics.rejections("closed").inc()
             return refused(Refusal(str(closed), status=503), {"retry-after": "5"})
         request.scope["outrider.entry"].call = call
-        if asked.stream:
+        if parsed.stream:
             return Events(service, call)
         try:
-            return JSONResponse(await unless_gone(request, answers.whole(service, call)))
+            return JSONResponse(await unless_gone(request, answers.complete(service, call)))
         finally:
             finish(service, call)
 
-    async def prepared(self, asked: Any, size: int, prepare: Callable[..., Call]) -> Call:
-        """Grammar and prompt, away from the event loop; `size`: bytes of the request."""
+    async def prepared(self, parsed: Any, size: int, prepare: Callable[..., Call]) -> Call:
+        """Compile the grammar and tokenise the prompt outside the event loop. size: bytes of the request."""
         bound: Any = None, None
-        if any(getattr(asked, name, None) for name in RESTRICTING):
-            bound = await self.compiling.run(size, self.service.bound, asked)
-        return await self.encoding.run(size, prepare, asked, Channel(self.service.scheduler.wake), *bound)
+        if any(getattr(parsed, name, None) for name in RESTRICTING):
+            bound = await self.compiling.run(size, self.service.bound, parsed)
+        return await self.encoding.run(size, prepare, parsed, Channel(self.service.scheduler.wake), *bound)
 
     async def models(self, request: Request) -> Response:
         return JSONResponse({"object": "list", "data": [self.model()]})
@@ -123,10 +123,10 @@ class Endpoints:
     started = time.time()
 
     async def health(self, request: Request) -> Response:
-        """Alive: the engine's loop goes round."""
+        """Healthy: the engine's loop is running."""
         scheduler = self.service.scheduler
         if scheduler.dead or scheduler.stuck(STUCK):
-            reason = scheduler.dead or "the engine has not come round for two minutes"
+            reason = scheduler.dead or "the engine has not responded for two minutes"
             return JSONResponse({"status": "unhealthy", "reason": reason}, 503)
         return JSONResponse({"status": "ok"})
 
@@ -149,30 +149,30 @@ class Endpoints:
 
     async def tokenize(self, request: Request) -> Response:
         raw = await body_of(request)
-        asked = parse(raw, TokenizeRequest)
-        return JSONResponse(await unless_gone(request, self.encoding.run(len(raw), self.tokens, asked)))
+        parsed = parse(raw, TokenizeRequest)
+        return JSONResponse(await unless_gone(request, self.encoding.run(len(raw), self.tokens, parsed)))
 
-    def tokens(self, asked: TokenizeRequest) -> dict[str, Any]:
+    def tokens(self, parsed: TokenizeRequest) -> dict[str, Any]:
         service = self.service
-        service.check_model(asked.model)
-        if (asked.prompt is None) == (asked.messages is None):
+        service.check_model(parsed.model)
+        if (parsed.prompt is None) == (parsed.messages is None):
             raise Refusal("give either a prompt or messages", "prompt")
-        if asked.messages is not None:
-            tokens = service.template(asked.messages, asked.add_generation_prompt)
+        if parsed.messages is not None:
+            tokens = service.template(parsed.messages, parsed.add_generation_prompt)
         elif service.llm.tokenizer is None:
             raise Refusal("this model has no tokenizer; send token ids to /v1/completions", "prompt")
         else:
-            service.check_length(asked.prompt or "", "prompt")
-            given = service.llm.tokenizer(asked.prompt, add_special_tokens=asked.add_special_tokens)
+            service.check_length(parsed.prompt or "", "prompt")
+            given = service.llm.tokenizer(parsed.prompt, add_special_tokens=parsed.add_special_tokens)
             tokens = list(given["input_ids"])
         return {"count": len(tokens), "max_model_len": service.llm.target.context, "tokens": tokens}
 
     async def detokenize(self, request: Request) -> Response:
         raw = await body_of(request)
-        asked = parse(raw, DetokenizeRequest)
-        self.service.check_model(asked.model)
+        parsed = parse(raw, DetokenizeRequest)
+        self.service.check_model(parsed.model)
         return JSONResponse(
-            {"prompt": await unless_gone(request, self.encoding.run(len(raw), self.text, asked.tokens))}
+            {"prompt": await unless_gone(request, self.encoding.run(len(raw), self.text, parsed.tokens))}
         )
 
     def text(self, tokens: list[int]) -> str:
@@ -180,7 +180,7 @@ class Endpoints:
         if len(tokens) > llm.target.context:
             raise Refusal(f"more tokens than the model's context of {llm.target.context}; send fewer", "tokens")
         if any(token >= llm.target.vocab for token in tokens):
-            raise Refusal(f"a token lies outside the vocabulary of {llm.target.vocab}", "tokens")
+            raise Refusal(f"a token is outside the vocabulary of {llm.target.vocab}", "tokens")
         if llm.tokenizer is None:
             raise Refusal("this model has no tokenizer", "tokens")
         return text_of(llm.detokenizer.open(special=True), tokens)
@@ -195,17 +195,17 @@ class Endpoints:
 
 
 async def body_of(request: Request) -> bytes:
-    """A request's body, which is not kept for as long as it is answered."""
+    """A request's body, which is freed before the response is complete."""
     return b"".join([part async for part in request.stream()])
 
 
 def finish(service: Service, call: Call) -> None:
-    """Whoever asked has been answered or has gone: what still runs is cancelled."""
+    """After the response or a disconnect: cancel what is still running."""
     service.scheduler.cancel([voice.job for voice in call.voices if voice.end is None])
 
 
 async def unless_gone(request: Request, work: Awaitable[Any]) -> Any:
-    """The result of some work; if the client hangs up first, the work is cancelled. Raises ClientDisconnect."""
+    """The result of a task, which is cancelled if the client disconnects. Raises ClientDisconnect."""
     task = asyncio.ensure_future(work)
 
     async def gone() -> None:
@@ -224,18 +224,18 @@ async def unless_gone(request: Request, work: Awaitable[Any]) -> Any:
 
 
 def refused(refusal: Refusal, headers: dict[str, str] | None = None) -> Response:
-    """A refusal as a response."""
+    """The response of a refusal."""
     return JSONResponse(refusal.body(), refusal.status, {**(headers or {}), **closing(refusal.status)})
 
 
 async def on_refusal(request: Request, error: Exception) -> Response:
-    """The handler of refusals."""
+    """Handles refusals."""
     assert isinstance(error, Refusal)
     return refused(error)
 
 
 async def on_full(metrics: Metrics, request: Request, error: Exception) -> Response:
-    """The handler of a queue that is full, whether for a row or for the thread that reads prompts."""
+    """Handles a full queue, of rows or of the tokenising thread."""
     assert isinstance(error, Full)
     metrics.rejections("queue_full").inc()
     busy = Refusal(str(error), status=429, kind="rate_limit_error", code="queue_full")
@@ -243,25 +243,25 @@ async def on_full(metrics: Metrics, request: Request, error: Exception) -> Respo
 
 
 async def on_http(request: Request, error: Exception) -> Response:
-    """Starlette's own: no such path, no such method."""
+    """Handles Starlette's errors: no such path, no such method."""
     assert isinstance(error, HTTPException)
     headers = dict(error.headers) if error.headers else None
     return refused(Refusal(str(error.detail), status=error.status_code), headers)
 
 
 async def on_gone(request: Request, error: Exception) -> Response:
-    """The handler of clients that have gone: nobody reads it."""
+    """Handles clients that have disconnected; nobody reads the response."""
     return Response(status_code=499)
 
 
 async def on_error(request: Request, error: Exception) -> Response:
-    """The handler of everything else: 500, and the reason in the log."""
+    """Handles everything else: 500, with the reason in the log."""
     log.error("a request failed", exc_info=error)
     return refused(Refusal("the server failed to answer; its log says why", status=500))
 
 
 def application(service: Service, key: str = "", local: bool = True) -> Journal:
-    """The ASGI application; `key` may be empty, `local` says whether only loopback names are answered."""
+    """The ASGI application. key: may be empty. local: accept loopback Host names only."""
     ends = Endpoints(service)
 
     @asynccontextmanager

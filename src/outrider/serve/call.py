@@ -1,4 +1,4 @@
-"""One HTTP request that generates text, and how its rows' events reach it."""
+"""One HTTP request that generates text, and the channel of its rows' events."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from .protocol import ChatRequest, CompletionRequest, Ours
 from .texts import Voice
 from .tools import Caller
 
-# Where a reader has not taken so many tokens of one text, and this share of all that text's tokens, the texts of the
-# request pause. The share bounds what prefilling again may cost: a text of L tokens has L/4 new ones each time.
+# The texts of a request pause while this many tokens of a text, and this share of all its tokens, are undelivered. The
+# share bounds the cost of prefilling again: a text of L tokens has L/4 new ones each time.
 AHEAD, SHARE = 64, 1 / 4
-MOST = 1 << 17  # what may lie undelivered in one channel, in `job.size`s: some 15 MB
+MOST = 1 << 17  # limit of undelivered events of one channel, in units of `job.size`: about 15 MB
 
 
 class Behind(RuntimeError):
-    """A reader has not taken what was sent to it, it has become too much, and its text cannot pause."""
+    """Too much is undelivered to a slow client, and its text cannot pause."""
 
 
 class Channel:
-    """Events of one request's rows, from the engine's thread to the event loop. It never makes the engine wait: what a
-    slow reader has not taken lies here and is delivered as one piece. `behind` says that the texts must pause, and
-    `wake` is called when they may go on."""
+    """Events of one request's rows, from the engine's thread to the event loop. The engine never waits: what a slow
+    client has not read is queued and delivered as one piece. `behind`: whether the texts must pause. `wake` is called
+    when they may continue."""
 
     def __init__(self, wake: Callable[[], None]) -> None:
         self.wake, self.behind = wake, False
-        self.sent = 0  # sizes of all events, counted by the engine's thread
-        self.taken = 0  # of those that were taken, counted by the event loop
+        self.sent = 0  # total size of all events; written by the engine's thread
+        self.taken = 0  # of the delivered ones; written by the event loop
         self.loop = asyncio.get_running_loop()
         self.pending: dict[int, list[Event]] = {}
         self.ahead: Counter[int] = Counter()  # tokens among these, by text
         self.ready = asyncio.Event()
 
     def deliver(self, index: int, tokens: int) -> Callable[[Event], None]:
-        """Where the events of text `index` go; its prompt has so many tokens."""
+        """The receiver of the events of text `index`. prompt: its number of prompt tokens."""
 
         def put(event: Event) -> None:
             nonlocal tokens
@@ -51,7 +51,7 @@ class Channel:
             self.ready.set()
 
         def call(event: Event) -> None:
-            """Raises Behind where too much is undelivered, but never for the end."""
+            """Raises Behind if too much is undelivered, but never for the last event."""
             if self.sent - self.taken > MOST and not isinstance(event, End):
                 raise Behind
             self.sent += size(event)
@@ -80,8 +80,8 @@ class Call:
     channel: Channel
     voices: list[Voice]
     prompts: int  # tokens of all prompts, each counted once
-    echoes: list[str] = field(default_factory=list)  # what stands before each text
-    caller: Caller | None = None  # how tool calls are told from text
+    echoes: list[str] = field(default_factory=list)  # echoed before each text
+    caller: Caller | None = None  # separates tool calls from text
     created: int = field(default_factory=lambda: int(time.time()))
 
     @property
@@ -90,7 +90,7 @@ class Call:
 
     @property
     def scored(self) -> bool:
-        """Are the prompts' tokens in its logprobs too?"""
+        """Whether its logprobs include the prompts' tokens."""
         return bool(self.echoes) and self.request.logprobs is not None
 
     @property

@@ -1,4 +1,4 @@
-"""One client's connection: it has a request in time, takes what is sent to it, and makes room for others."""
+"""Connections of clients: deadlines for headers and for reading responses, and eviction of idle ones."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from .service import Limits
 
-ACCEPTED = 4  # connections that are accepted in one turn of the event loop; it looks at them some turns later
-LOOKED_AT = 64  # connections that may be closed in one turn while the server is full
-HEADER = 16 << 10  # bytes in which a header must end to be served then
-UNSENT = 16 << 10  # bytes that wait in a connection, and as many in the system, before its answer is held back
-RESERVE = 32 + 8 * ACCEPTED  # descriptors that connections leave to everything else
+ACCEPTED = 4  # connections accepted per iteration of the event loop
+LOOKED_AT = 64  # connections closed per iteration, at most, while the server is full
+HEADER = 16 << 10  # bytes within which a header must end to be served then
+UNSENT = 16 << 10  # bytes buffered in a connection, and as many in the kernel, before its response pauses
+RESERVE = 32 + 8 * ACCEPTED  # file descriptors for everything but connections
 BUSY = (
     b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\nretry-after: 1\r\ncontent-type: text/plain\r\n"
     b"content-length: 21\r\n\r\ntoo many connections\n"
 )
 
 
-def room(limits: Limits) -> int:
-    """Connections that may be open: as many as the limits say, and fewer where the process may open fewer files."""
+def capacity(limits: Limits) -> int:
+    """The maximum number of connections: the limit, or less if the process may open fewer files."""
     allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     folder = Path("/proc/self/fd")
     used = len(list(folder.iterdir())) if folder.exists() else 32
@@ -36,28 +36,28 @@ def room(limits: Limits) -> int:
 
 
 class Listener(socket.socket):
-    """A socket that listens. While the server is full, a connection that begins a request and does not end its header
-    is closed before it costs anything, and Linux holds back for a second those that have sent nothing: a flood of
-    either would keep whole requests waiting in the line of the system."""
+    """A listening socket. While the server is full, connections with an incomplete header are closed at once, and Linux
+    defers those that have sent nothing for a second: floods of either would keep complete requests in the kernel's
+    queue."""
 
     full: Callable[[], bool] = staticmethod(lambda: False)
-    held_back = False  # does Linux hold connections back that have sent nothing?
+    deferred = False  # whether Linux defers connections that have sent nothing
 
     def accept(self) -> tuple[socket.socket, Any]:
         full = self.full()
-        if full != self.held_back and hasattr(socket, "TCP_DEFER_ACCEPT"):
+        if full != self.deferred and hasattr(socket, "TCP_DEFER_ACCEPT"):
             self.setsockopt(socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, int(full))
-            self.held_back = full
+            self.deferred = full
         for _ in range(LOOKED_AT):
             own, address = super().accept()
             if not full or promising(own):
                 return own, address
             own.close()
-        raise BlockingIOError  # the event loop has other work, and comes back
+        raise BlockingIOError  # the event loop tries again after other work
 
 
 def promising(own: socket.socket) -> bool:
-    """Has a new connection sent nothing yet, or a whole header?"""
+    """Whether a new connection has sent nothing yet, or a complete header."""
     try:
         sent = own.recv(HEADER, socket.MSG_PEEK | socket.MSG_DONTWAIT)
     except BlockingIOError:
@@ -68,51 +68,50 @@ def promising(own: socket.socket) -> bool:
 
 
 class Connection(H11Protocol):
-    """uvicorn's protocol with the deadlines that it lacks: for a request's header from its first byte on (or from when
-    the connection was opened), and for a client that takes nothing of what is sent to it. The connection that has been
-    without a request for the longest time makes room for a new one."""
+    """uvicorn's protocol with deadlines: for a request's header, from its first byte (or from when the connection was
+    opened), and for a client that reads nothing. The connection that has been idle longest is closed for a new one."""
 
-    def __init__(self, limits: Limits, room: int, line: OrderedDict[Connection, None], *args: Any, **options: Any):
+    def __init__(self, limits: Limits, capacity: int, line: OrderedDict[Connection, None], *args: Any, **options: Any):
         super().__init__(*args, **options)
-        self.limits, self.room = limits, room
-        self.line = line  # of all connections that may be without a request; the longest without one comes first
+        self.limits, self.capacity = limits, capacity
+        self.line = line  # of connections that may be idle; the one idle longest comes first
         self.header: asyncio.TimerHandle | None = None
         self.unread: asyncio.TimerHandle | None = None
-        self.left: int | None = None  # bytes that waited to be sent when that was last looked at
+        self.left: int | None = None  # unsent bytes at the last check
 
     @classmethod
-    def limited(cls, limits: Limits, room: int) -> Callable[..., Connection]:
-        """The protocol under these limits, as uvicorn makes one for each of at most `room` connections."""
-        return partial(cls, limits, room, OrderedDict())
+    def limited(cls, limits: Limits, capacity: int) -> Callable[..., Connection]:
+        """The protocol class for uvicorn under these limits, for at most `capacity` connections."""
+        return partial(cls, limits, capacity, OrderedDict())
 
     @property
     def idle(self) -> bool:
-        """Is it open, and is there no request that is read or answered?"""
+        """Whether it is open without a request in progress."""
         if self.transport.is_closing():
             return False
         return self.conn.their_state is h11.IDLE and (self.cycle is None or self.cycle.response_complete)
 
     @property
     def incomplete(self) -> bool:
-        """Is a request's body still being read?"""
+        """Whether a request's body is still being received."""
         return self.cycle is not None and self.cycle.more_body and not self.cycle.response_started
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         transport.set_write_buffer_limits(high=UNSENT, low=UNSENT * 3 // 4)
         own = transport.get_extra_info("socket")
-        if hasattr(socket, "TCP_NOTSENT_LOWAT"):  # else the system takes thousands of tokens that nobody reads
+        if hasattr(socket, "TCP_NOTSENT_LOWAT"):  # else the kernel buffers thousands of tokens
             own.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT)
-        if len(self.connections) > self.room and not self.make_room():
+        if len(self.connections) > self.capacity and not self.evict():
             transport.write(BUSY)
             transport.close()
             return
         self.line[self] = None
         self.expect()
 
-    def make_room(self) -> bool:
-        """Drop the connection that has been without a request for the longest time; False where all have one. Whoever
-        has a request leaves the line here, and comes back to its end when that is answered."""
+    def evict(self) -> bool:
+        """Close the connection that has been idle longest; False if none is idle. Connections with a request leave the
+        line here, and return to its end after the response."""
         while self.line:
             other, _ = self.line.popitem(last=False)
             if other.idle:
@@ -149,14 +148,14 @@ class Connection(H11Protocol):
             self.drop()
 
     def expect(self) -> None:
-        """A header that is not complete has a deadline, which more bytes do not move."""
+        """An incomplete header has a deadline that further bytes do not extend."""
         if not self.idle:
             self.stop("header")
         elif self.header is None:
             self.header = self.loop.call_later(self.limits.header, self.drop)
 
     def watch(self) -> None:
-        """While bytes wait to be sent: look again and again whether some were taken."""
+        """While bytes are unsent: check periodically whether the client has read some."""
         if self.unread is None and self.transport.get_write_buffer_size():
             self.left = None
             self.look()

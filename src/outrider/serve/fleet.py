@@ -1,8 +1,8 @@
-"""Several drafters in one batch, one for each row, and a drafter's failure kept from the text.
+"""Several drafters in one batch, one per row; a failing drafter does not affect the text.
 
-Requests choose their drafter, or none, and how much it may draft. Rows of one choice share a drafting; the trees of all
-choices are laid side by side, so that the target reads them in one pass. A drafter that raises is switched off for good
-and its rows go on plainly: under `coupled` their text is the same.
+Requests choose their drafter, or none, and how much it may draft. Rows with the same choice share a drafting; the trees
+of all choices are batched, so that the target verifies them in one pass. A drafter that raises an exception is disabled
+permanently, and its rows continue without drafts: under `coupled` their text is the same.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .prefixes import Seen
 
 @dataclass(frozen=True)
 class Choice:
-    """Who drafts for a row ("": nobody), and how many nodes a round at most, the root included."""
+    """A row's drafter ("": none), and its maximum nodes per round, the root included."""
 
     name: str
     nodes: int = 1 << 30
@@ -35,16 +35,16 @@ class Choice:
 
 @dataclass
 class Fleet:
-    """The drafters that are loaded, the first being the default, and those that have failed."""
+    """The loaded drafters, the first of them the default, and those that have failed."""
 
     drafters: dict[str, Drafter]
-    failed: dict[str, str] = field(default_factory=dict)  # name -> what it said
+    failed: dict[str, str] = field(default_factory=dict)  # name -> error message
     tell: Callable[[str, Exception], None] = lambda name, error: None
-    keeps: bool = True  # are texts kept, for which the hidden states of all tokens are needed?
+    keeps: bool = True  # whether texts are kept, which needs the hidden states of all tokens
 
     @property
     def taps(self) -> tuple[int, ...]:
-        """What any of them reads: rows of different drafters share the target's pass."""
+        """The union of their taps: rows of different drafters share the target's pass."""
         return tuple(sorted({tap for drafter in self.drafters.values() for tap in drafter.taps}))
 
     @property
@@ -53,7 +53,7 @@ class Fleet:
 
     @contextmanager
     def guard(self, name: str) -> Iterator[None]:
-        """Whatever is raised inside switches this drafter off."""
+        """An exception inside disables this drafter."""
         try:
             yield
         except Exception as error:
@@ -63,7 +63,7 @@ class Fleet:
 
 @dataclass(frozen=True)
 class FleetDrafter(Drafter):
-    """The fleet as the drafter of a newcomer that made its choice."""
+    """The fleet as the drafter of a new row with this choice."""
 
     fleet: Fleet
     choice: Choice
@@ -87,15 +87,15 @@ class FleetDrafting(Drafting):
     """The draftings of all choices in one batch."""
 
     fleet: Fleet
-    owners: list[Choice]  # of every row
+    owners: list[Choice]  # one per row
     seen: Seen
-    parts: dict[Choice, Drafting] = field(default_factory=dict)  # of choices that draft; rows in the batch's order
-    trees: dict[Choice, DraftTree] = field(default_factory=dict)  # what they proposed in this round
-    last: Round | None = None  # the last round, for those who show it
+    parts: dict[Choice, Drafting] = field(default_factory=dict)  # by choice; rows in the batch's order
+    trees: dict[Choice, DraftTree] = field(default_factory=dict)  # of this round
+    last: Round | None = None  # the last round, for display
 
     @property
     def plain(self) -> list[bool]:
-        """Which rows never draft."""
+        """Rows that never draft."""
         return [choice not in self.parts or choice.name in self.fleet.failed for choice in self.owners]
 
     def observe(self, round: Round) -> None:
@@ -118,7 +118,7 @@ class FleetDrafting(Drafting):
                 continue
             with self.fleet.guard(choice.name):
                 price = shared(budget.price, len(index), others - len(index), width, drafted)
-                rate = budget.rate * len(rows) / len(index)  # their time is everybody's
+                rate = budget.rate * len(rows) / len(index)  # the time is that of all rows
                 own = replace(budget, nodes=min(budget.nodes, choice.nodes), price=price, rate=rate)
                 tree = part.propose(view, own)
                 self.trees[choice], where[choice] = tree, index
@@ -152,7 +152,7 @@ class FleetDrafting(Drafting):
         self.seen.join(other.seen)
 
     def _working(self) -> list[tuple[Choice, Drafting, list[int]]]:
-        """The parts whose drafter has not failed, with their rows."""
+        """The draftings whose drafter has not failed, with their rows."""
         self.parts = {choice: part for choice, part in self.parts.items() if choice.name not in self.fleet.failed}
         return [
             (choice, part, [i for i, owner in enumerate(self.owners) if owner == choice])
@@ -173,7 +173,7 @@ def rows_of(rows: Rows, index: Sequence[int]) -> Rows:
 
 
 def take(round: Round, index: Sequence[int]) -> Round:
-    """A round as some of its rows lived it."""
+    """The part of a round that concerns some of its rows."""
     where, tree, output = list(index), round.tree, round.output
 
     def pick(x: Any) -> Any:
@@ -191,7 +191,7 @@ def take(round: Round, index: Sequence[int]) -> Round:
 
 
 def narrowed(round: Round, tree: DraftTree | None) -> Round:
-    """The round without the nodes that stand beside a drafter's own; without any draft, the root alone is left."""
+    """The round with a drafter's own nodes only; without a draft, the root alone."""
     if tree is round.tree:
         return round
     tree = root_only(round.rows.root) if tree is None else tree
@@ -201,10 +201,10 @@ def narrowed(round: Round, tree: DraftTree | None) -> Round:
 
 
 def shared(price: Price | None, rows: int, others: float, width: int, drafted: int = 0) -> Price | None:
-    """The price of nodes for some rows of a batch, so that all drafters cut their trees by one measure.
+    """The price of nodes for some rows of a batch, so that all drafters prune their trees by the same measure.
 
-    The rest of the batch gives `others` tokens in any case. Where rows are padded to the widest, nodes up to `width`,
-    the widest tree so far, cost nothing more; where they are not, `drafted` nodes are paid for.
+    The rest of the batch yields `others` tokens in any case. Where rows are padded to the widest, nodes up to `width`,
+    the widest tree so far, cost nothing; where they are not, `drafted` nodes are already paid for.
     """
     if price is None:
         return None

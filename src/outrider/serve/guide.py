@@ -1,7 +1,7 @@
-"""Structured output: which tokens a grammar allows next, computed at the nodes that the walk visits and nowhere else.
+"""Structured output: the tokens that a grammar allows next, computed only at the nodes that the walk visits.
 
-The mask is a part of the row's law, as a temperature is: the walk draws from the masked law, so a text is the same with
-any draft. llguidance does the parsing (`pip install outrider[serve]`).
+The mask is part of the row's distribution, like a temperature: the walk samples from the masked distribution, so a text
+is the same with any draft. Parsing is done by llguidance (`pip install outrider[serve]`).
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from ..core.types import Array
 from .protocol import Refusal, ResponseFormat, StructuredOutputs
 
 LARGEST = 64 << 10  # characters of a grammar or schema
-# Less than llguidance allows by itself (50,000 and 200,000): everybody waits for a mask.
-ITEMS, FUEL = 10_000, 100_000  # of a step
-GRACE, SHARE = 0.5, 0.01  # seconds that a request's masks may take, and so many more for each of them
+# Less than llguidance's defaults (50,000 and 200,000): the batch waits for a mask.
+ITEMS, FUEL = 10_000, 100_000  # per step
+GRACE, SHARE = 0.5, 0.01  # seconds for the masks of a request: a constant, and per mask
 
 
 @dataclass
 class Effort:
-    """What the masks of one request have cost the thread that decodes for all."""
+    """The time that the masks of one request have taken in the decoding thread."""
 
     seconds: float = 0.0
     masks: int = 0
@@ -39,27 +39,27 @@ class Effort:
 
 @dataclass
 class Guide:
-    """A grammar's place in one row's text. It follows the walk: back where a branch was left, forward where it goes."""
+    """A grammar's position in one row's text. It follows the walk, back out of branches and forward."""
 
-    start: Any  # llguidance.LLMatcher at the grammar's beginning, shared by all texts of a request
-    end: int  # the token that ends a text
-    source: str  # the request's field that it came in
-    have: list[int] = field(default_factory=list)  # what the matcher has consumed
-    broken: str = ""  # why the grammar cannot be followed any further: the row must end
+    start: Any  # llguidance.LLMatcher at the start of the grammar, shared by all texts of a request
+    end: int  # the end-of-text token
+    source: str  # the field of the request
+    have: list[int] = field(default_factory=list)  # tokens that the matcher has consumed
+    broken: str = ""  # why the grammar failed; the row must end
     effort: Effort = field(default_factory=Effort)  # shared by all texts of a request
 
     @cached_property
     def matcher(self) -> Any:
-        """This text's own matcher, made when the text begins: that of a large grammar takes half a megabyte."""
+        """This text's matcher, created when the text begins: for a large grammar it takes half a megabyte."""
         return self.start.deep_copy()
 
     def close(self) -> None:
-        """The text has ended: give its matcher's memory back."""
+        """Free the matcher after the text has ended."""
         self.__dict__.pop("matcher", None)
 
     def __call__(self, output: Sequence[int], logits: Array) -> Array:
-        """Scores [v]: -inf for what the grammar forbids after `output`. Where `broken` is set, nothing is forbidden
-        and nothing that is drawn may be used."""
+        """Scores [v] with -inf for tokens that the grammar forbids after `output`. If `broken` is set afterwards,
+        nothing is masked and the sampled token must not be used."""
         if self.effort.excessive:
             self.sound("its masks take too long; make it simpler")
         began = time.thread_time()
@@ -69,7 +69,7 @@ class Guide:
         return scores
 
     def masked(self, logits: Array) -> Array:
-        """Scores [v] at the matcher's place."""
+        """Masked scores [v] at the matcher's position."""
         scores = np.full_like(logits, -np.inf)
         if self.matcher.is_stopped():  # the grammar is complete and nothing can follow
             scores[self.end] = logits[self.end]
@@ -84,8 +84,8 @@ class Guide:
         return scores
 
     def follow(self, output: Sequence[int]) -> bool:
-        """Bring the matcher behind `output`; False where nothing is left to forbid: the text has ended, or the grammar
-        is broken."""
+        """Advance the matcher to the end of `output`; False if nothing is left to mask: the text has ended, or the
+        grammar is broken."""
         if self.broken:
             return False
         same = 0
@@ -98,29 +98,29 @@ class Guide:
             del self.have[same:]
         for token in output[same:]:
             if token == self.end:
-                return False  # what may be drafted behind it is cut off
+                return False  # later drafts are cut off
             if self.matcher.try_consume_tokens([token]) != 1:
-                return self.sound("it does not allow the text that was written")
+                return self.sound("it does not allow the text so far")
             self.have.append(token)
         return self.sound()
 
     def sound(self, why: str = "") -> bool:
-        """Is the matcher in order? A limit of llguidance ends it for good, and so does `why`."""
+        """Whether the matcher is still valid. A limit of llguidance, or `why`, breaks it permanently."""
         if self.matcher.is_error():
             why = str(self.matcher.get_error()).strip().splitlines()[0]
             why = "no token can follow" if why == "NoExtensionBias" else why
         if why:
-            self.broken = f"the grammar or schema cannot be followed any further: {why}"
+            self.broken = f"the grammar or schema failed: {why}"
         return not why
 
     def fork(self) -> Guide:
-        """The grammar's beginning, for another text of the same request."""
+        """A guide at the start, for another text of the same request."""
         return Guide(self.start, self.end, self.source, effort=self.effort)
 
 
 @dataclass
 class Grammars:
-    """Grammars for one tokenizer, compiled as they are asked for."""
+    """Grammars for one tokenizer, compiled on request."""
 
     tokenizer: Any
     vocab: int
@@ -128,7 +128,7 @@ class Grammars:
 
     @cached_property
     def words(self) -> Any:
-        """The tokenizer as llguidance reads it."""
+        """The tokenizer in llguidance's form."""
         try:
             from llguidance import LLTokenizer
         except ImportError:
@@ -136,13 +136,13 @@ class Grammars:
         backend = getattr(self.tokenizer, "backend_tokenizer", None)  # none: it has no tokenizer.json
         if backend is None or not self.eos:
             raise Refusal("structured output needs a tokenizer and an end-of-text token, and this model lacks one")
-        whole = copy(backend)
-        whole.no_padding()
-        whole.no_truncation()
-        return LLTokenizer(whole.to_str(), n_vocab=max(self.vocab, len(self.tokenizer)), eos_token=min(self.eos))
+        unpadded = copy(backend)
+        unpadded.no_padding()
+        unpadded.no_truncation()
+        return LLTokenizer(unpadded.to_str(), n_vocab=max(self.vocab, len(self.tokenizer)), eos_token=min(self.eos))
 
     def guide(self, grammar: str, source: str) -> Guide:
-        """A grammar at its beginning, or a Refusal that says what is wrong with it and names its field."""
+        """A guide at the start of a grammar. Raises Refusal, naming the field, for an invalid one."""
         from llguidance import LLMatcher, LLParserLimits
 
         if len(grammar) > LARGEST:
@@ -150,7 +150,7 @@ class Grammars:
         matcher = LLMatcher(
             self.words, grammar, log_level=0, limits=LLParserLimits(step_max_items=ITEMS, step_lexer_fuel=FUEL)
         )
-        matcher.compute_bitmask()  # here, and not where everybody waits: its copies begin with what this has found
+        matcher.compute_bitmask()  # here rather than in the decoding thread; copies share its caches
         if matcher.is_error():
             lines = matcher.get_error().strip().splitlines()
             raise Refusal(f"the grammar or schema cannot be used: {lines[0]}", source)
@@ -170,10 +170,10 @@ class Grammars:
     def of_structure(given: StructuredOutputs | None) -> str | None:
         if given is None:
             return None
-        asked = {name: value for name in ("json_", "regex", "choice", "grammar") if (value := getattr(given, name))}
-        if len(asked) != 1:
+        options = {name: value for name in ("json_", "regex", "choice", "grammar") if (value := getattr(given, name))}
+        if len(options) != 1:
             raise Refusal("structured_outputs takes one of json, regex, choice and grammar", "structured_outputs")
-        ((name, value),) = asked.items()
+        ((name, value),) = options.items()
         if name == "json_":
             return of_schema(value, "structured_outputs")
         if name == "choice":
@@ -186,14 +186,14 @@ class Grammars:
 
 
 def lark(grammar: str) -> str:
-    """A grammar in Lark's notation, as llguidance wants it."""
+    """A grammar in Lark's notation, in llguidance's form."""
     from llguidance import grammar_from
 
     return str(grammar_from("grammar", grammar))
 
 
 def of_schema(schema: dict[str, Any] | str, source: str) -> str:
-    """A JSON schema as llguidance's grammar. Raises Refusal, which names the field, for one that it does not know."""
+    """A JSON schema as llguidance's grammar. Raises Refusal, naming the field, for an unsupported one."""
     from llguidance import LLMatcher
 
     try:

@@ -1,4 +1,4 @@
-"""One text on its way through the server: what it is asked to be, and what it tells those who wait for it."""
+"""One text in the server: its request, and the events that its reader receives."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Scored:
-    """The logarithm of a token's probability before any temperature or filter, and the likeliest tokens there."""
+    """A token's log probability before temperature and filters, and the most likely tokens at its position."""
 
     token: int
     logprob: float
@@ -29,7 +29,7 @@ class Scored:
 
 
 def scored(token: int, logits: Any, top: int) -> Scored:
-    """A token under the logits [v] of its place (an array, or a device's tensor), and the `top` likeliest ones."""
+    """The scores of a token under logits [v] (an array, or a device's tensor), with the `top` most likely ones."""
     x = (logits if isinstance(logits, np.ndarray) else logits.float().cpu().numpy()).astype(np.float64)
     logs = x - x.max()
     logs -= np.log(np.exp(logs).sum())
@@ -40,7 +40,7 @@ def scored(token: int, logits: Any, top: int) -> Scored:
 
 @dataclass(frozen=True)
 class Shown:
-    """One round's tree, for those who want to see it: node 0 is the root; `path` are the accepted nodes, root first."""
+    """One round's tree, for display: node 0 is the root; `path` has the accepted nodes, root first."""
 
     tokens: list[int]
     parents: list[int]
@@ -49,7 +49,7 @@ class Shown:
 
 @dataclass(frozen=True)
 class Part:
-    """What one round added. The first `drafted` tokens were guessed by the drafter."""
+    """The tokens of one round; the first `drafted` of them are the drafter's."""
 
     tokens: list[int]
     drafted: int
@@ -59,7 +59,7 @@ class Part:
 
 @dataclass(frozen=True)
 class End:
-    """The text is finished: eos, stop, length, abort (cancelled, late or shut down) or error."""
+    """The text has ended: eos, stop, length, abort (cancelled, late or shut down) or error."""
 
     finish: str
     usage: Usage
@@ -68,7 +68,7 @@ class End:
 
 @dataclass(frozen=True)
 class Heading:
-    """The scores of the prompt's tokens from the second on; it comes before any part."""
+    """The scores of the prompt's tokens from the second on; sent before any part."""
 
     scores: list[Scored]
 
@@ -77,7 +77,7 @@ Event = Heading | Part | End
 
 
 def size(event: Event) -> int:
-    """About how much memory an event takes, in objects of some hundred bytes."""
+    """Approximate memory of an event, in units of about 100 bytes."""
     if isinstance(event, End):
         return 1
     scores = event.scores or ()
@@ -87,17 +87,17 @@ def size(event: Event) -> int:
 
 @dataclass
 class Watch:
-    """What looks at, or restricts, the target's choices of one row (`Request.process` and `Request.cut`)."""
+    """Records or restricts the target's choices of one row (`Request.process` and `Request.cut`)."""
 
-    top: int | None = None  # alternatives that are wanted beside each token's own logprob; None: no logprobs
-    least: int = 0  # tokens before which no end is allowed
+    top: int | None = None  # number of alternatives per token; None: no logprobs
+    least: int = 0  # minimum number of tokens
     ends: tuple[int, ...] = ()
     guide: Guide | None = None
-    seen: dict[int, Array] = field(default_factory=dict)  # place in the output -> logits [v] there
+    seen: dict[int, Array] = field(default_factory=dict)  # position in the output -> logits [v]
 
     def __call__(self, output: list[int], logits: Array) -> Array:
         if self.top is not None:
-            self.seen[len(output)] = logits.copy()  # a place may be asked about again: the last look is the true one
+            self.seen[len(output)] = logits.copy()  # a position may be visited again; the last visit counts
         if len(output) < self.least and self.ends:
             logits = logits.copy()
             logits[list(self.ends)] = -np.inf
@@ -105,12 +105,12 @@ class Watch:
 
     @property
     def broken(self) -> str:
-        """Why the row cannot go on, if it cannot."""
+        """Why the row must end, or ""."""
         return "" if self.guide is None else self.guide.broken
 
     def cutting(self, cut: Cut) -> Cut:
-        """The row's ends, and one more: where its grammar is broken, it fails and drops what the round has drawn. A
-        text that ends before that place is not concerned: without a draft, nobody would have looked there."""
+        """The row's own cut, and the end where its grammar is broken: then it fails and drops the round's tokens. A
+        text that ends before that position is not affected, since plain decoding would not have reached it."""
 
         def cutting(output: Sequence[int], new: Sequence[int]) -> tuple[int, str | None]:
             if self.guide is None or not self.guide.broken:
@@ -121,36 +121,36 @@ class Watch:
         return cutting
 
     def scores(self, first: int, tokens: Sequence[int]) -> list[Scored] | None:
-        """Of the tokens at places first, first + 1, ... of the output."""
+        """Scores of the tokens at positions first, first + 1, ... of the output."""
         if self.top is None:
             return None
-        found = [scored(token, self.seen[place], self.top) for place, token in enumerate(tokens, first)]
+        scores = [scored(token, self.seen[place], self.top) for place, token in enumerate(tokens, first)]
         self.seen.clear()
-        return found
+        return scores
 
 
 @dataclass(eq=False)
 class Job:
-    """One row to be. `deliver` is called in the engine's thread."""
+    """One row, before and while it runs. `deliver` is called in the engine's thread."""
 
     request: Request
     choice: Choice
     deliver: Callable[[Event], None]
     deadline: float = float("inf")  # by time.monotonic
     watch: Watch | None = None
-    show: bool = False  # are its trees wanted?
-    salt: str = ""  # only prompts of one salt share what was read
-    scoring: Scoring | None = None  # the prompt's scores, where they are wanted
-    behind: Callable[[], bool] = lambda: False  # is its reader behind, so that it must not go on?
-    cached: int = 0  # tokens of its prompt that were copied, not read
+    show: bool = False  # whether to send its trees
+    salt: str = ""  # the prefix cache is shared among prompts with the same salt
+    scoring: Scoring | None = None  # computes the prompt's scores
+    behind: Callable[[], bool] = lambda: False  # whether its reader is behind, so that it must pause
+    cached: int = 0  # prompt tokens from the prefix cache
     row: Row | None = None
-    party: int = 0  # which request it belongs to
-    turn: int = 0  # those that wait begin in this order
-    cancelled: bool = False  # set by whoever waits; looked at between two rounds
+    party: int = 0  # number of its request
+    turn: int = 0  # order in the queue
+    cancelled: bool = False  # set by the reader; checked between rounds
     arrived: float = field(default_factory=monotonic)
-    started: float = 0.0  # when its prompt began to be read
-    first: float = 0.0  # when its first token was there
-    last: float = 0.0  # when its latest one was
+    started: float = 0.0  # start of prefill
+    first: float = 0.0  # time of its first token
+    last: float = 0.0  # time of its latest token
 
     def __post_init__(self) -> None:
         if self.watch is not None:

@@ -1,4 +1,4 @@
-"""The log: a JSON line for every request and for whatever else is said, without the text of prompts and answers."""
+"""The log: a JSON line per request and per message, without the text of prompts and answers."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from .texts import FINISH, Voice, usage_of
 log = logging.getLogger("outrider.serve")
 
 
-RATES = ((logging.WARNING, 3), (logging.NOTSET, 7))  # lines a second, by level: requests do not hide what is wrong
+RATES = ((logging.WARNING, 3), (logging.NOTSET, 7))  # lines per second, by level: requests do not crowd out errors
 
 
 class Sparing(logging.Filter):
-    """Lets at most ten lines a second through; the next one says how many were left out (`record.left_out`)."""
+    """Passes at most ten lines per second; the next line has the number of dropped ones (`record.left_out`)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class Sparing(logging.Filter):
 
 
 class Lines(logging.Formatter):
-    """Every record as one line of JSON, its traceback included."""
+    """Records as single lines of JSON, with their tracebacks."""
 
     def format(self, record: logging.LogRecord) -> str:
         message = record.getMessage()
@@ -61,15 +61,15 @@ class Lines(logging.Formatter):
 
 @dataclass(eq=False)
 class Entry:
-    """One request while it is answered."""
+    """One request in progress."""
 
-    status: int = 500  # what its answer began with; an error before that is told as 500
-    whole: bool = False  # has its last byte been handed on?
-    call: Call | None = None  # once its texts have been accepted
+    status: int = 500  # of its response; 500 if an error came first
+    complete: bool = False  # whether its last byte was sent
+    call: Call | None = None  # after its texts are accepted
 
 
 class Journal:
-    """ASGI middleware around all others: it sees how each request ends, and knows which are still being answered."""
+    """The outermost ASGI middleware: logs how each request ends, and knows those in progress."""
 
     def __init__(self, app: Any):
         self.app = app
@@ -77,7 +77,7 @@ class Journal:
 
     @property
     def answering(self) -> int:
-        """Requests whose texts were accepted and whose last byte has not been handed on yet."""
+        """The number of requests with accepted texts whose last byte is not sent yet."""
         return sum(entry.call is not None for entry in self.open)
 
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
@@ -90,7 +90,7 @@ class Journal:
             if message["type"] == "http.response.start":
                 entry.status = message["status"]
             await send(message)
-            entry.whole = message["type"] == "http.response.body" and not message.get("more_body", False)
+            entry.complete = message["type"] == "http.response.body" and not message.get("more_body", False)
 
         scope["outrider.entry"] = entry
         self.open.add(entry)
@@ -98,15 +98,15 @@ class Journal:
             await self.app(scope, receive, watched)
         finally:
             self.open.discard(entry)
-            status = 499 if entry.status < 400 and not entry.whole else entry.status
+            status = 499 if entry.status < 400 and not entry.complete else entry.status
             if scope["method"] == "POST" or (status >= 400 and scope["path"] not in PROBES):
                 said = {"event": "request", "path": scope["path"][:80], "status": status}
-                more = {} if entry.call is None else told(entry.call)
+                more = {} if entry.call is None else counts(entry.call)
                 log.info(json.dumps({**said, **more, "total_ms": round(1000 * (monotonic() - began), 1)}))
 
 
-def told(call: Call) -> dict[str, Any]:
-    """What the log says of texts: counts and times. Of those whose reader has left: what they had come to."""
+def counts(call: Call) -> dict[str, Any]:
+    """Counts and times of texts for the log; if the client has left, those so far."""
     usages = [usage_now(voice) for voice in call.voices]
     used = usage_of(usages, call.prompts)
     first = min((job.first for job in call.jobs if job.first), default=0.0)
@@ -121,13 +121,13 @@ def told(call: Call) -> dict[str, Any]:
 
 
 def usage_now(voice: Voice) -> Usage:
-    """A text's counts, also where its reader has not heard of its end."""
+    """A text's counts, also if its reader has not received its end."""
     if voice.end is not None:
         return voice.end.usage
     return Usage() if voice.job.row is None else voice.job.row.usage
 
 
 def finish_now(voice: Voice) -> str:
-    """Why a text ended: `abort` for one that is given up here."""
+    """A text's finish reason: `abort` if it is abandoned."""
     row = voice.job.row
     return voice.finish or FINISH[(row and row.finish) or "abort"]

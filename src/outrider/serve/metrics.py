@@ -1,4 +1,4 @@
-"""Figures for Prometheus: vLLM's names where they mean the same, so that its dashboards work; ours beside them."""
+"""Prometheus metrics: under vLLM's names where they mean the same, so that its dashboards work, and our own."""
 
 from __future__ import annotations
 
@@ -21,50 +21,50 @@ FINISHED = {"eos": "stop", "stop": "stop", "length": "length", "abort": "abort",
 
 
 class Metrics:
-    """One server's figures, in a registry of their own. The engine's thread writes them."""
+    """One server's metrics, in their own registry, written by the engine's thread."""
 
     def __init__(self, model: str):
         self.registry = CollectorRegistry()
-        self.labels = {"model_name": model, "engine": "0"}  # as vLLM numbers its engines: there is one
+        self.labels = {"model_name": model, "engine": "0"}  # vLLM numbers its engines; there is one here
         gauge, counter, histogram = (self._maker(kind) for kind in (Gauge, Counter, Histogram))
-        self.running = gauge("vllm:num_requests_running", "Rows that are being read or decoded.")
-        self.waiting = gauge("vllm:num_requests_waiting", "Rows that wait for a slot.")
-        self.filled = gauge("vllm:kv_cache_usage_perc", "Tokens held for rows, of rows times the context: 1 is full.")
-        self.preempted = counter("vllm:num_preemptions", "Pauses of texts whose reader was behind.")
-        self.prompt = counter("vllm:prompt_tokens", "Prompt tokens read.")
+        self.running = gauge("vllm:num_requests_running", "Rows in prefill or decoding.")
+        self.waiting = gauge("vllm:num_requests_waiting", "Rows waiting for a slot.")
+        self.filled = gauge("vllm:kv_cache_usage_perc", "Tokens in the KV cache over rows times context; 1: full.")
+        self.preempted = counter("vllm:num_preemptions", "Pauses of texts with a slow reader.")
+        self.prompt = counter("vllm:prompt_tokens", "Prompt tokens.")
         self.generated = counter("vllm:generation_tokens", "Tokens written.")
-        self.drafts = counter("vllm:spec_decode_num_drafts", "Rows times rounds that had a draft.")
+        self.drafts = counter("vllm:spec_decode_num_drafts", "Rounds with a draft, summed over rows.")
         self.drafted = counter("vllm:spec_decode_num_draft_tokens", "Tokens drafted.")
         self.accepted = counter("vllm:spec_decode_num_accepted_tokens", "Drafted tokens accepted.")
         self.at = self._labelled(
-            Counter, "vllm:spec_decode_num_accepted_tokens_per_pos", "Accepted, by depth from 0.", "position"
+            Counter, "vllm:spec_decode_num_accepted_tokens_per_pos", "Accepted tokens by depth from 0.", "position"
         )
-        self.success = self._labelled(Counter, "vllm:request_success", "Finished, by why.", "finished_reason")
-        self.rejections = self._labelled(Counter, "vllm:admission_rejections", "Requests not taken, by why.", "reason")
+        self.success = self._labelled(Counter, "vllm:request_success", "Finished texts by reason.", "finished_reason")
+        self.rejections = self._labelled(Counter, "vllm:admission_rejections", "Rejected requests by reason.", "reason")
         self.ttft = histogram("vllm:time_to_first_token_seconds", "From arrival to the first token.", SECONDS)
         self.itl = histogram("vllm:inter_token_latency_seconds", "A round's time per token, per row.", SHORT)
         self.tpot = histogram("vllm:request_time_per_output_token_seconds", "After the first token, per token.", SHORT)
         self.e2e = histogram("vllm:e2e_request_latency_seconds", "From arrival to the last token.", SECONDS)
-        self.queued = histogram("vllm:request_queue_time_seconds", "From arrival to being read.", SECONDS)
-        self.prefill = histogram("vllm:request_prefill_time_seconds", "From being read to the first token.", SECONDS)
+        self.queued = histogram("vllm:request_queue_time_seconds", "From arrival to prefill.", SECONDS)
+        self.prefill = histogram("vllm:request_prefill_time_seconds", "From prefill to the first token.", SECONDS)
         self.decode = histogram("vllm:request_decode_time_seconds", "From the first token to the last.", SECONDS)
-        self.inference = histogram("vllm:request_inference_time_seconds", "From being read to the last token.", SECONDS)
-        self.iteration = histogram("vllm:iteration_tokens_total", "Tokens that a round committed, all rows.", POWERS)
-        self.queries = counter("vllm:prefix_cache_queries", "Prompt tokens looked for among texts read before.")
-        self.hits = counter("vllm:prefix_cache_hits", "Of those, copied and not read.")
+        self.inference = histogram("vllm:request_inference_time_seconds", "From prefill to the last token.", SECONDS)
+        self.iteration = histogram("vllm:iteration_tokens_total", "Tokens committed per round, all rows.", POWERS)
+        self.queries = counter("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache.")
+        self.hits = counter("vllm:prefix_cache_hits", "Prompt tokens from the prefix cache.")
         phases = self._labelled(
-            Histogram, "outrider:round_seconds", "A round's time to draft, to verify, to commit.", "phase", SHORT
+            Histogram, "outrider:round_seconds", "Time of a round by phase: draft, verify, commit.", "phase", SHORT
         )
         self.phases = [phases(phase) for phase in ("draft", "verify", "commit")]
-        self.depth = gauge("outrider:budget_depth", "Depth that the budget asked for in the last round; 0: no draft.")
-        self.room = gauge("outrider:budget_nodes", "Nodes a row that it allowed, the root left out.")
-        self.chunks = histogram("outrider:prefill_chunk_seconds", "A chunk of a prompt.", SECONDS)
+        self.depth = gauge("outrider:budget_depth", "Depth of the budget in the last round; 0: no draft.")
+        self.budget_nodes = gauge("outrider:budget_nodes", "Nodes per row of the budget in the last round.")
+        self.chunks = histogram("outrider:prefill_chunk_seconds", "Time of a prefill chunk.", SECONDS)
         self.nodes = histogram(
-            "outrider:tree_nodes", "Nodes verified in a round, all rows.", (1, 2, 4, 8, 16, 32, 64, 128)
+            "outrider:tree_nodes", "Nodes verified per round, all rows.", (1, 2, 4, 8, 16, 32, 64, 128)
         )
-        self.saved = counter("outrider:saved_rounds", "Rounds that accepted drafts made unnecessary, per row.")
-        self.failed_rounds = counter("outrider:failed_rounds", "Rounds that failed with all their rows.")
-        self.failed_drafters = counter("outrider:failed_drafters", "Drafters that failed and were switched off.")
+        self.saved = counter("outrider:saved_rounds", "Rounds saved by accepted drafts, summed over rows.")
+        self.failed_rounds = counter("outrider:failed_rounds", "Failed rounds.")
+        self.failed_drafters = counter("outrider:failed_drafters", "Drafters disabled after a failure.")
 
     def _maker(self, kind: Any) -> Any:
         def make(name: str, what: str, buckets: tuple[float, ...] | None = None) -> Any:
@@ -86,7 +86,7 @@ class Metrics:
 
     def budget(self, depth: int, nodes: int) -> None:
         self.depth.set(depth)
-        self.room.set(nodes)
+        self.budget_nodes.set(nodes)
 
     def times(self, draft: float, verify: float, rest: float) -> None:
         for phase, seconds in zip(self.phases, (draft, verify, rest), strict=True):
@@ -116,7 +116,7 @@ class Metrics:
                 self.at(str(depth)).inc()
 
     def tokens(self, job: Job, count: int, now: float) -> None:
-        """`count` tokens of this job are there."""
+        """Count new tokens of a job."""
         if not count:
             return
         self.generated.inc(count)
@@ -134,7 +134,7 @@ class Metrics:
     def done(self, job: Job, finish: str, usage: Usage) -> None:
         self.success(FINISHED[finish]).inc()
         if not job.first:
-            return  # it has no time of its own: it never had a token
+            return  # without a token there is no time per token
         self.e2e.observe(job.last - job.arrived)
         self.inference.observe(job.last - job.started)
         if usage.new_tokens > 1:
@@ -146,12 +146,12 @@ class Metrics:
 
 
 @dataclass
-class Told:
-    """A budget whose choices, and the times that it learns from, are figures too."""
+class MeasuredBudget:
+    """A budget that also records its choices and the times that it learns from as metrics."""
 
     inner: Budgeter
     metrics: Metrics
-    remember: Callable[[], None] = lambda: None  # keeps what it has learnt, if that was not done a moment ago
+    remember: Callable[[], None] = lambda: None  # saves what it has learnt, unless that was done a moment ago
 
     def choose(self, rows: Rows) -> Budget:
         budget = self.inner.choose(rows)

@@ -1,4 +1,4 @@
-"""The interface as an OpenAPI document, made from the models that requests are read by."""
+"""The OpenAPI document, made from the models that parse requests."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from .. import __version__
 from .protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 
 POSTS: dict[str, tuple[Any, str]] = {
-    "/v1/chat/completions": (ChatRequest, "An answer to a chat."),
-    "/v1/completions": (CompletionRequest, "A text that goes on from a prompt."),
+    "/v1/chat/completions": (ChatRequest, "A chat completion."),
+    "/v1/completions": (CompletionRequest, "A completion of a prompt."),
     "/tokenize": (TokenizeRequest, "The tokens of a prompt or of messages."),
     "/detokenize": (DetokenizeRequest, "The text of tokens."),
 }
 GETS = {
     "/v1/models": "The model and its drafters.",
-    "/v1/models/{model}": "The same of this model.",
-    "/health": "Is the engine alive?",
-    "/ready": "Are requests taken?",
-    "/metrics": "Figures for Prometheus.",
+    "/v1/models/{model}": "One model.",
+    "/health": "Whether the engine is running.",
+    "/ready": "Whether requests are accepted.",
+    "/metrics": "Prometheus metrics.",
     "/version": "Outrider's version.",
     "/load": "Rows running and waiting.",
 }
@@ -73,7 +73,7 @@ def document() -> dict[str, Any]:
 
 
 def done(path: str) -> dict[str, Any]:
-    """The responses of an address that can be asked without a body."""
+    """The responses of a GET endpoint."""
     content: dict[str, Any] = {"text/plain": {}} if path == "/metrics" else {"application/json": {}}
     if path.endswith("completions"):
         content["text/event-stream"] = {}

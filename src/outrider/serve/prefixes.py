@@ -1,8 +1,8 @@
-"""What finished rows have read, kept for prompts that begin like them.
+"""The prefix cache: the KV cache of finished rows, for prompts with a common prefix.
 
-A row's keys and values stay when it leaves, and so do the hidden states that drafters read. A newcomer copies what its
-prompt has in common with one of them and reads the rest; its drafter is told of the copied part as if it were read now,
-so its state is that of a fresh reading. Texts that were not used for the longest time go first.
+A row's keys and values are kept when it leaves, and so are the hidden states that drafters read. A new row copies the
+prefix that its prompt shares with one of them and prefills the rest; its drafter observes the copied part as if it had
+just been computed, so its state is that of a full prefill. The least recently used texts are evicted first.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ import numpy as np
 
 from ..core.protocols import Kept, Round
 
-LEAST = 16  # tokens below which copying is not worth it
+LEAST = 16  # tokens below which copying does not pay
 
 
 @dataclass
 class Prefixes:
-    """At most `rows` texts in at most `limit` bytes; the one that was used last stands last."""
+    """At most `rows` texts in at most `limit` bytes, the most recently used last."""
 
     rows: int = 8
     limit: int = 512 << 20
-    texts: list[tuple[str, Kept]] = field(default_factory=list)  # with the salt of those who may share it
+    texts: list[tuple[str, Kept]] = field(default_factory=list)  # with the salt of the prompts that may share it
 
     def find(self, prompt: Sequence[int], salt: str = "") -> tuple[Kept, int] | None:
-        """The text with the longest beginning in common, and how many tokens that are: never the whole prompt, whose
-        last token must be read for what follows it."""
-        found = [(common(kept.tokens, prompt), i) for i, (own, kept) in enumerate(self.texts) if own == salt]
-        same, i = max(found, default=(0, 0))
+        """The text with the longest common prefix, and that prefix's length: at most the prompt without its last token,
+        whose logits are needed."""
+        shared = [(common(kept.tokens, prompt), i) for i, (own, kept) in enumerate(self.texts) if own == salt]
+        same, i = max(shared, default=(0, 0))
         same = min(same, len(prompt) - 1)
         if same < LEAST:
             return None
@@ -38,7 +38,7 @@ class Prefixes:
         return self.texts[-1][1], same
 
     def add(self, tokens: Sequence[int], copy: Callable[[], Kept | None], salt: str = "") -> None:
-        """Keep a text, unless one that goes on from it is there; `copy` makes it."""
+        """Keep a text, made by `copy`, unless a text that continues it is kept."""
         if len(tokens) <= LEAST or not self.limit:
             return
         for i, (own, kept) in enumerate(self.texts):
@@ -60,7 +60,7 @@ class Prefixes:
 
 
 def common(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many first tokens are the same."""
+    """The length of the common prefix."""
     for i, (x, y) in enumerate(zip(a, b, strict=False)):
         if x != y:
             return i
@@ -69,7 +69,7 @@ def common(a: Sequence[int], b: Sequence[int]) -> int:
 
 @dataclass
 class Seen:
-    """The hidden states of every row's committed tokens, as rounds brought them."""
+    """The hidden states of every row's committed tokens, as collected round by round."""
 
     taps: tuple[int, ...]
     rows: list[list[dict[int, Any]]]
@@ -88,12 +88,12 @@ class Seen:
         self.rows = self.rows + other.rows
 
     def of(self, i: int, length: int) -> dict[int, Any]:
-        """By tap: those of row i's first `length` tokens, [length, h]."""
+        """By tap: hidden states [length, h] of row i's first `length` tokens."""
         return {tap: _joined([part[tap] for part in self.rows[i]])[:length] for tap in self.taps}
 
 
 def _joined(parts: Sequence[Any]) -> Any:
-    """Arrays or tensors one behind another."""
+    """Concatenated arrays or tensors."""
     if isinstance(parts[0], np.ndarray):
         return np.concatenate(parts)
     import torch

@@ -1,7 +1,7 @@
-"""What a request may say: OpenAI's fields, a few of vLLM's, and our own `outrider` object.
+"""The fields of requests: OpenAI's, a few of vLLM's, and our own `outrider` object.
 
-A field that would change the output and is not supported is refused by its name; so is a field nobody here knows. A
-field that is null counts as absent.
+Fields that would change the output and are not supported are refused by name, and so are unknown fields. A field that
+is null counts as absent.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import from_json
 
-# What changes nothing about the text: taken and left unread.
+# Fields that do not change the text: accepted and ignored.
 IGNORED = (
     "user", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_options",
     "prompt_cache_retention", "stream_interval",
 )  # fmt: skip
 
-# What would change the text, or what is answered, and is not there: field -> the value that asks for nothing.
+# Unsupported fields that would change the text or the response, with their neutral values.
 REFUSED: dict[str, Any] = {
     "audio": None, "modalities": ["text"], "prediction": None, "web_search_options": None, "functions": None,
     "function_call": None, "moderation": None, "store": False, "reasoning_effort": None, "suffix": None,
@@ -32,7 +32,7 @@ REFUSED: dict[str, Any] = {
 
 
 class Refusal(Exception):
-    """A request that is answered by an error: status, OpenAI's type and code, the field."""
+    """An error response: status, OpenAI's type and code, and the field."""
 
     def __init__(
         self, message: str, param: str | None = None, status: int = 400, kind: str = "", code: str | None = None
@@ -46,7 +46,7 @@ class Refusal(Exception):
 
 
 class Strict(BaseModel):
-    """A body without unknown fields, infinities or guessed types."""
+    """A body without unknown fields, infinities or type coercion."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -56,24 +56,24 @@ Words = Annotated[str, Field(min_length=1, max_length=1000)]
 
 
 class StreamOptions(Strict):
-    """What a stream says besides the text."""
+    """What a stream contains besides text."""
 
     include_usage: bool = False
-    include_obfuscation: bool = False  # taken and not read: padding changes no text
-    continuous_usage_stats: bool = False  # vLLM's: with `include_usage`, every chunk counts the tokens so far
+    include_obfuscation: bool = False  # accepted and ignored: padding does not change the text
+    continuous_usage_stats: bool = False  # vLLM's: with `include_usage`, every chunk has the counts so far
 
 
 class Ours(Strict):
-    """How to speculate for this request. The text is the same with any of it."""
+    """How to speculate for this request. None of it changes the text."""
 
     speculate: bool = True
-    drafter: str | None = Field(None, description="One of the drafters that are loaded; the first one by default.")
-    budget: int | None = Field(None, ge=0, le=1024, description="Tokens drafted a round, at most.")
-    rounds: bool = Field(False, description="Send each round's tree, and which of its text was drafted.")
+    drafter: str | None = Field(None, description="One of the loaded drafters; default: the first.")
+    budget: int | None = Field(None, ge=0, le=1024, description="Maximum tokens drafted per round.")
+    rounds: bool = Field(False, description="Send each round's tree and which text was drafted.")
 
 
 class JsonSchema(Strict):
-    """The schema that an answer must follow."""
+    """A JSON schema for the response."""
 
     name: str = Field("schema", max_length=64)
     description: str | None = None
@@ -82,14 +82,14 @@ class JsonSchema(Strict):
 
 
 class ResponseFormat(Strict):
-    """The form that an answer must have."""
+    """The format of the response."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
 
 
 class StructuredOutputs(Strict):
-    """One of four ways to restrict the text (vLLM's field)."""
+    """One of four restrictions of the text (vLLM's field)."""
 
     json_: dict[str, Any] | str | None = Field(None, alias="json")
     regex: Words | None = None
@@ -98,7 +98,7 @@ class StructuredOutputs(Strict):
 
 
 class Common(Strict):
-    """Fields that chats and completions share."""
+    """Fields common to chats and completions."""
 
     model: str | None = None
     temperature: float = Field(1.0, ge=0, le=100)
@@ -126,7 +126,7 @@ class Common(Strict):
 
 
 class Message(BaseModel):
-    """One message of a chat; the model's own template says what it makes of it."""
+    """One message of a chat, which the model's template interprets."""
 
     model_config = ConfigDict(extra="allow", strict=True)
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -156,7 +156,7 @@ class Named(Strict):
 
 
 class ToolChoice(Strict):
-    """The one tool that must be called."""
+    """The tool that must be called."""
 
     type: Literal["function"]
     function: Named
@@ -210,33 +210,33 @@ class DetokenizeRequest(Strict):
 
 
 def parse(body: bytes, kind: type[Strict]) -> Any:
-    """A request's body as its model, or a Refusal that names the field."""
+    """Parse a request's body. Raises Refusal, naming the field."""
     try:
         given = from_json(body, allow_inf_nan=False)
     except ValueError as error:
         raise Refusal(f"the body is not JSON: {error}") from None
     if not isinstance(given, dict):
         raise Refusal("the body must be a JSON object")
-    wanted = {name: value for name, value in given.items() if value is not None and name not in IGNORED}
-    for name in [name for name in wanted if name in REFUSED and name not in kind.model_fields]:
-        if wanted.pop(name) != REFUSED[name]:
+    fields = {name: value for name, value in given.items() if value is not None and name not in IGNORED}
+    for name in [name for name in fields if name in REFUSED and name not in kind.model_fields]:
+        if fields.pop(name) != REFUSED[name]:
             raise Refusal(f"{name} is not supported by this server; leave it out", name)
     try:
-        return kind.model_validate(wanted)
+        return kind.model_validate(fields)
     except ValidationError as error:
         raise first(error) from None
 
 
 def first(error: ValidationError) -> Refusal:
-    """The first thing that is wrong, in one sentence."""
-    found = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    """The first validation error in one sentence."""
+    detail = error.errors(include_url=False, include_input=False, include_context=False)[0]
     place: list[str] = []
-    for part in map(str, found["loc"]):
+    for part in map(str, detail["loc"]):
         if part in ("str", "dict[str,any]") or part.startswith(("list[", "constrained", "ToolChoice", "literal")):
-            message = "has none of the forms that are accepted here" if len(found["loc"]) == len(place) + 1 else None
-            return Refusal(f"{'.'.join(place)}: {message or found['msg']}", ".".join(place))
+            message = "has none of the accepted forms" if len(detail["loc"]) == len(place) + 1 else None
+            return Refusal(f"{'.'.join(place)}: {message or detail['msg']}", ".".join(place))
         place.append(part)
     where = ".".join(place)
-    if found["type"] == "extra_forbidden":
-        return Refusal(f"{where} is no field that this server knows; leave it out", where)
-    return Refusal(f"{where or 'the request'}: {found['msg']}", where or None)
+    if detail["type"] == "extra_forbidden":
+        return Refusal(f"the field {where} is unknown; leave it out", where)
+    return Refusal(f"{where or 'the request'}: {detail['msg']}", where or None)

@@ -1,10 +1,10 @@
-"""The thread that owns the model: admission, prompts and rounds in turn, and every row's end.
+"""The thread that owns the model: admission, prefill interleaved with rounds, and the end of rows.
 
     while there is work:  sweep -> admit -> (one chunk of a prompt | one round)
 
-A newcomer's prompt is read alone, chunk by chunk, and joins the running rows when it has been read. Chunks and rounds
-take turns by the clock: where somebody decodes, reading gets the share `prefill_share` of the time. Nothing here says
-what a text will be: under the coupled rule that is a matter of prompt, seed and parameters alone.
+A new row is prefilled alone, chunk by chunk, and then joins the running batch. While rows decode, prefill gets the
+share `prefill_share` of the time. Scheduling does not affect texts: under the coupled rule they depend on prompt, seed
+and parameters alone.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from .prefixes import Prefixes
 
 log = logging.getLogger("outrider.serve")
 
-SPACING = 16  # rows that other requests may begin between two texts of one request
+SPACING = 16  # rows of other requests that may start between two texts of one request
 
 
 @dataclass
 class Reading:
-    """A prompt that is being scored, if that is wanted, and read; `steps` pauses after each chunk. `resumed`: a text
-    goes on after a pause."""
+    """A prompt in prefill, and in scoring if requested; `steps` yields after each chunk. resumed: whether its text
+    continues after a pause."""
 
     job: Job
     steps: Iterator[None]
@@ -59,14 +59,14 @@ class Reading:
 
 
 def give_back() -> None:
-    """Freed memory goes back to the system, where the C library (glibc) keeps it for itself otherwise."""
+    """Return freed memory to the system, which glibc would keep otherwise."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if os.name == "posix" else None
     if trim is not None:
         trim(0)
 
 
 class Full(Exception):
-    """The waiting room is full; try again in `seconds`."""
+    """The queue is full; retry in `seconds`."""
 
     def __init__(self, seconds: int):
         super().__init__("too many requests are waiting; try again later")
@@ -74,41 +74,41 @@ class Full(Exception):
 
 
 class Closed(Exception):
-    """The server takes no more requests."""
+    """The server accepts no more requests."""
 
 
 @dataclass
 class Scheduler:
-    """Rows come by `submit` from any thread; all else happens in its own."""
+    """Schedules rows, which any thread may `submit`, in a thread of its own."""
 
     engine: Engine
     fleet: Fleet
     metrics: Metrics
-    rows: int = 8  # that decode at a time
-    queue: int = 256  # that may wait
+    rows: int = 8  # maximum batch size
+    queue: int = 256  # maximum number of waiting jobs
     prefill_share: float = 0.5
     prefixes: Prefixes = field(default_factory=Prefixes)
     waiting: deque[Job] = field(default_factory=deque)
-    jobs: dict[int, Job] = field(default_factory=dict)  # by the index of their rows: those being read or decoded
+    jobs: dict[int, Job] = field(default_factory=dict)  # in prefill or decoding, by the index of their rows
     batch: Batch | None = None
     reading: Reading | None = None
-    owed: float = 0.0  # seconds of rounds before the next chunk may be read
-    beat: float = field(default_factory=monotonic)  # when the loop last came round
+    owed: float = 0.0  # seconds of rounds due before the next prefill chunk
+    beat: float = field(default_factory=monotonic)  # time of the loop's last iteration
     closing: bool = False
-    dead: str = ""  # why the loop has ended, if it should not have
-    pace: float = 1.0  # seconds from a row's start to its end, a running mean
+    dead: str = ""  # why the loop ended unexpectedly
+    pace: float = 1.0  # running mean of the seconds from a row's start to its end
     count: int = 0
-    trimmed: bool = False  # has memory been given back since there was work?
-    parties: int = 0  # requests that have been taken; each may have several texts
+    trimmed: bool = False  # whether memory was returned since the last work
+    parties: int = 0  # number of requests so far; each may have several texts
 
     def __post_init__(self) -> None:
         self.change = Condition()
         self.thread = Thread(target=self._run, name="engine", daemon=True)
 
-    # What other threads call.
+    # Called by other threads.
 
     def submit(self, jobs: Sequence[Job]) -> None:
-        """Take all of these, or raise Full or Closed and take none."""
+        """Accept all of these jobs. Raises Full or Closed, and then accepts none."""
         with self.change:
             if self.closing or self.dead:
                 raise Closed(self.dead or "the server is shutting down")
@@ -128,18 +128,18 @@ class Scheduler:
             self.change.notify()
 
     def wake(self) -> None:
-        """Look again at those that wait: a reader has caught up."""
+        """Reconsider waiting jobs after a reader has caught up."""
         with self.change:
             self.change.notify()
 
     def close(self) -> None:
-        """Take nothing more, finish what there is."""
+        """Accept no more jobs, and finish the accepted ones."""
         with self.change:
             self.closing = True
             self.change.notify()
 
     def abort(self) -> None:
-        """End all that is left, now."""
+        """End all remaining jobs now."""
         self.close()
         self.cancel([*self.waiting, *self.jobs.values()])
 
@@ -148,7 +148,7 @@ class Scheduler:
         return len(self.jobs)
 
     def stuck(self, seconds: float) -> bool:
-        """Is there work, and has the loop not come round for so long?"""
+        """Whether there is work and the loop has made no progress for this long."""
         return bool(self.jobs) and monotonic() - self.beat > seconds
 
     # The engine's thread.
@@ -157,7 +157,7 @@ class Scheduler:
         try:
             while self._turn():
                 pass
-        except BaseException as error:  # nobody else would hear of it
+        except BaseException as error:  # log it, since nothing else would
             log.exception("the engine's loop has ended")
             self.dead = f"the engine's loop has ended: {type(error).__name__}: {error}"
         finally:
@@ -168,7 +168,7 @@ class Scheduler:
                 self._end(job, "error", self.dead or "the server has shut down")
 
     def _turn(self) -> bool:
-        """One step; False when there will be no more."""
+        """One iteration; False after the last."""
         self.beat = monotonic()
         self._sweep()
         self._admit()
@@ -190,12 +190,12 @@ class Scheduler:
         return True
 
     def _filled(self) -> float:
-        """The share of what `rows` rows of the longest context would hold that is held."""
-        held = 0 if self.batch is None else sum(row.length for row in self.batch.rows)
-        return held / (self.rows * self.engine.target.context)
+        """The share of the KV cache in use, of `rows` rows with the longest context."""
+        tokens = 0 if self.batch is None else sum(row.length for row in self.batch.rows)
+        return tokens / (self.rows * self.engine.target.context)
 
     def _sweep(self) -> None:
-        """Drop what nobody waits for any more, and what is late."""
+        """Drop jobs that are cancelled or past their deadline."""
         now = monotonic()
         with self.change:
             gone = [job for job in self.waiting if job.cancelled or now > job.deadline]
@@ -213,8 +213,8 @@ class Scheduler:
             self._leave(self._paused(self.batch))
 
     def _paused(self, batch: Batch) -> set[int]:
-        """Rows whose reader is behind go back to those that wait, and what they have read is kept like that of others;
-        their indices."""
+        """Return rows with a slow reader to the queue and keep their KV cache as that of finished rows; returns their
+        indices."""
         paused: list[Job] = []
         for i, row in enumerate(batch.rows):
             job = self.jobs.get(row.index)
@@ -223,16 +223,16 @@ class Scheduler:
                 paused.append(job)
         if not paused:
             return set()
-        found = {index for index, job in self.jobs.items() if job in paused}
+        indices = {index for index, job in self.jobs.items() if job in paused}
         self.metrics.preempted.inc(len(paused))
         with self.change:
-            for index in found:
+            for index in indices:
                 del self.jobs[index]
             self.waiting.extend(paused)
-        return found
+        return indices
 
     def _admit(self) -> None:
-        """The next in line begins to be read, if a slot is free for it."""
+        """Start the prefill of the next job if a slot is free."""
         if self.reading is not None or len(self.jobs) >= self.rows:
             return
         with self.change:
@@ -254,15 +254,15 @@ class Scheduler:
         self.reading = Reading.of(engine, job, job.row, known)
 
     def _next(self) -> Job | None:
-        """Whose turn it is of those that wait and whose reader is not behind. The last quarter of the rows is for
-        requests that have none, so that nobody waits for the many texts of another."""
+        """The next waiting job whose reader is not behind. The last quarter of the rows is reserved for requests
+        without a running row, so that they do not wait for the many texts of another."""
         running = {job.party for job in self.jobs.values()}
         full = len(self.jobs) >= self.rows - self.rows // 4
         allowed = (job for job in self.waiting if not job.behind() and (not full or job.party not in running))
         return min(allowed, key=lambda job: job.turn, default=None)
 
     def _read(self) -> None:
-        """One chunk of the newcomer's prompt; after the last it joins the others."""
+        """One prefill chunk of the new row; after the last it joins the batch."""
         assert self.reading is not None
         reading, began = self.reading, monotonic()
         try:
@@ -276,7 +276,7 @@ class Scheduler:
             if not reading.resumed:
                 self._head(reading.job)
             if reading.newcomer is not None:
-                self._keep(reading.newcomer, 0)  # samples of one prompt come one after the other
+                self._keep(reading.newcomer, 0)  # samples of one prompt follow each other
             self._join(reading.newcomer)
             self._emit(reading.pieces)
         spent = monotonic() - began
@@ -285,7 +285,7 @@ class Scheduler:
             self.owed += spent * (1 - self.prefill_share) / self.prefill_share
 
     def _head(self, job: Job) -> None:
-        """What is known of a prompt that has been read; a text of no tokens ends there."""
+        """Deliver the scores of a prompt after its prefill; a text of no tokens ends there."""
         if job.scoring is not None and job.scoring.scores is not None:
             self._deliver(job, Heading(job.scoring.scores))
         if not job.request.max_new_tokens:
@@ -300,7 +300,7 @@ class Scheduler:
         try:
             self.batch.join(newcomer)
         except Exception as error:
-            self._fail(error, newcomer.rows)  # which of the two is whole nobody knows
+            self._fail(error, newcomer.rows)  # either batch may be inconsistent
 
     def _round(self) -> None:
         assert self.batch is not None
@@ -320,7 +320,7 @@ class Scheduler:
         self._leave()
 
     def _keep(self, batch: Batch, i: int) -> None:
-        """What row i has read stays, for prompts that begin like it."""
+        """Add row i to the prefix cache."""
         row, session, drafting = batch.rows[i], batch.session, batch.drafting
         if row.index not in self.jobs:
             return
@@ -347,7 +347,7 @@ class Scheduler:
         for i, piece in enumerate(pieces):
             row, job = piece.row, self.jobs.get(piece.row.index)
             if job is None:
-                continue  # it has ended by other means
+                continue  # it has ended already
             scores = None
             if job.watch is not None:
                 scores = job.watch.scores(len(row.output) - len(piece.tokens), piece.tokens)
@@ -359,14 +359,14 @@ class Scheduler:
                 self._end(job, row.finish, NOT_FINITE if row.finish == "error" else "")
 
     def _blame(self, job: Job, error: Exception) -> None:
-        """End one job by its own fault, or by what went wrong while it was read."""
+        """End one job by its own error, or by an error in its prefill."""
         if not isinstance(error, InputError):
-            log.error("a prompt could not be read", exc_info=error)
+            log.error("prefill failed", exc_info=error)
         self._end(job, "error", str(error) or type(error).__name__)
         self._recover()
 
     def _fail(self, error: Exception, newcomers: Sequence[Row] = ()) -> None:
-        """A round has failed: its rows end, and nobody else."""
+        """End the rows of a failed round, and no others."""
         log.error("a round has failed", exc_info=error)
         assert self.batch is not None
         rows, self.batch, self.owed = [*self.batch.rows, *newcomers], None, 0.0
@@ -397,5 +397,5 @@ class Scheduler:
     def _deliver(job: Job, event: Event) -> None:
         try:
             job.deliver(event)
-        except RuntimeError:  # whoever waited does not read, or is gone, and its event loop too
+        except RuntimeError:  # the reader has gone, and its event loop too
             job.cancelled = True

@@ -1,8 +1,8 @@
 """The logprobs of a prompt's own tokens (`echo` with `logprobs`).
 
-The prompt is read for them as if a drafter had guessed it: as chains, by the target's pass over trees, which is the
-pass that judges what is written. So a token has the logprob that it would have if it had been written. The text that
-follows knows nothing of it: its prompt is read once more, or copied where a text began like it.
+The prompt is scored as if a drafter had proposed it: as chains, by the target's pass over trees, which also verifies
+generated text. So a token has the logprob that it would have if it had been generated. The text that follows is
+independent: its prompt is prefilled again, or copied from the prefix cache.
 """
 
 from __future__ import annotations
@@ -16,36 +16,36 @@ from ..core.tree import chain
 from ..params import NOT_FINITE
 from .job import Scored, scored
 
-STEP = 32  # tokens of a pass, each with logits for the whole vocabulary
+STEP = 32  # tokens per pass, each with logits over the vocabulary
 
 
 @dataclass(eq=False)
 class Scoring:
-    """A prompt's scores. Its samples share them: the first one that is read makes them."""
+    """A prompt's scores, computed by the first of its samples and shared by all."""
 
     prompt: Sequence[int]
-    top: int  # alternatives that are wanted beside each token
-    scores: list[Scored] | None = None  # of all tokens but the first, before which nothing stands
+    top: int  # number of alternatives per token
+    scores: list[Scored] | None = None  # of all tokens but the first
 
     def read(self, target: Target) -> Iterator[None]:
-        """Make them, with a pause after each pass."""
+        """Compute them; yields after each pass."""
         if self.scores is not None:
             return
-        prompt, found = self.prompt, list[Scored]()
+        prompt, scores = self.prompt, list[Scored]()
         session = target.open(len(prompt) + STEP)
         for chunk in session.prefill([prompt[:1]]):
             logits = chunk.output.logits[0]
         while True:
-            for token, at in zip(prompt[len(found) + 1 :], logits, strict=False):
-                found.append(scored(token, at, self.top))
-                if math.isnan(found[-1].logprob):
+            for token, at in zip(prompt[len(scores) + 1 :], logits, strict=False):
+                scores.append(scored(token, at, self.top))
+                if math.isnan(scores[-1].logprob):
                     raise ArithmeticError(NOT_FINITE)
-            read = len(found)
+            read = len(scores)
             if read == len(prompt) - 1:
                 break
             yield
             line = list(prompt[read : min(read + STEP, len(prompt) - 1)])
             logits = session.forward(chain([line])).logits[0]
             session.keep([list(range(len(line)))])
-        self.scores = found
+        self.scores = scores
         yield

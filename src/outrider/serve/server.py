@@ -1,4 +1,4 @@
-"""A listening server: its socket, its signals, and how it ends."""
+"""A listening server: its socket, signals and shutdown."""
 
 from __future__ import annotations
 
@@ -17,24 +17,23 @@ import uvicorn
 
 from ..params import InputError
 from .app import application
-from .connection import ACCEPTED, Connection, Listener, room
+from .connection import ACCEPTED, Connection, Listener, capacity
 from .gate import LOOPBACK
 from .journal import Journal
 from .service import Service
 
 log = logging.getLogger("outrider.serve")
 
-LAST = 5  # seconds for the last bytes of texts that were ended
-WAITING = 1024  # connections that the system may hold for us
-SENT = 256 << 10  # bytes that the system may hold of what a client has not read
-# Seconds that a thread runs Python while another waits to. Each system call of the event loop gives its turn away and
-# must get it back: at Python's own 5 ms the answer to one small request waits several times so long beside a thread
-# that is decoding and one that is tokenizing.
+LAST = 5  # seconds for the last bytes of texts after shutdown
+WAITING = 1024  # connections in the kernel's queue
+SENT = 256 << 10  # bytes of a response that the kernel may buffer
+# Python's switch interval in seconds. Each system call of the event loop releases the GIL and must get it back: at the
+# default 5 ms the response to a small request waits several times as long beside a decoding and a tokenising thread.
 SWITCH = 0.001
 
 
 def listen(host: str, port: int) -> Listener:
-    """A bound socket, before any model is loaded: a port that is taken is told at once."""
+    """A bound socket, before any model is loaded, so that a port in use is reported at once."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = Listener(family, socket.SOCK_STREAM)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -50,30 +49,30 @@ def listen(host: str, port: int) -> Listener:
 
 
 class Drained(uvicorn.Server):
-    """The first signal drains: nothing new is taken, what was accepted is answered to the last byte. The second ends it
-    at once."""
+    """The first signal drains: no new requests, and accepted ones are answered to the last byte. The second ends it at
+    once."""
 
-    def __init__(self, config: uvicorn.Config, service: Service, journal: Journal, patience: float, room: int):
+    def __init__(self, config: uvicorn.Config, service: Service, journal: Journal, patience: float, capacity: int):
         super().__init__(config)
-        self.service, self.journal, self.patience, self.room = service, journal, patience, room
+        self.service, self.journal, self.patience, self.capacity = service, journal, patience, capacity
         self.draining: asyncio.Task[None] | None = None
-        self.cut = 0  # the signal that ended it before everything was answered
+        self.cut = 0  # the signal that ended it before all was answered
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         for sock in sockets or []:
-            sock.listen(WAITING)  # asyncio has made it the number that are accepted in one turn
+            sock.listen(WAITING)  # asyncio sets it to the number accepted per iteration
             if isinstance(sock, Listener):
-                sock.full = lambda: len(self.server_state.connections) >= self.room
+                sock.full = lambda: len(self.server_state.connections) >= self.capacity
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         await super().shutdown(sockets)
-        if self.force_exit:  # which leaves the application's end out, and asyncio then cancels it with a traceback
+        if self.force_exit:  # which skips the application's shutdown; asyncio then cancels it with a traceback
             await self.lifespan.shutdown()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        if threading.current_thread() is not threading.main_thread():  # which alone may hear signals
+        if threading.current_thread() is not threading.main_thread():  # only the main thread receives signals
             yield
             return
         loop = asyncio.get_running_loop()
@@ -93,18 +92,18 @@ class Drained(uvicorn.Server):
             self.cut = number
             self.draining.cancel()
             self.service.scheduler.abort()
-            # From Python 3.12 on a server waits for the readers of its connections, however it is told to end.
+            # From Python 3.12 on a server waits for the readers of its connections.
             self.drop(lambda connection: True)
             self.should_exit = self.force_exit = True
 
-    def drop(self, wanted: Callable[[Connection], bool]) -> None:
+    def drop(self, condition: Callable[[Connection], bool]) -> None:
         """Close connections at once."""
         for connection in list(cast(Any, self.server_state.connections)):
-            if wanted(connection):
+            if condition(connection):
                 connection.drop()
 
     async def drain(self) -> None:
-        """Wait until all that was accepted has been answered; then for what lies in the connections' own buffers."""
+        """Wait until all accepted requests are answered, then until the connections' buffers are empty."""
         scheduler, end = self.service.scheduler, monotonic() + self.patience
         log.info('{"event": "draining", "running": %d, "waiting": %d}', scheduler.active, len(scheduler.waiting))
         while self.journal.answering and monotonic() < end:
@@ -116,9 +115,9 @@ class Drained(uvicorn.Server):
 
 
 def server_of(service: Service, key: str = "", local: bool = True, patience: float = 30.0) -> Drained:
-    """A server that is not running yet; `patience`: seconds for what was accepted when it is told to end."""
+    """A server that is not running yet. patience: seconds for accepted requests at shutdown."""
     journal: Any = application(service, key, local)
-    most = room(service.limits)
+    most = capacity(service.limits)
     protocol: Any = Connection.limited(service.limits, most)
     config = uvicorn.Config(
         journal, http=protocol, loop="asyncio", log_config=None, access_log=False, server_header=False,
@@ -129,7 +128,7 @@ def server_of(service: Service, key: str = "", local: bool = True, patience: flo
 
 
 def run(service: Service, sock: socket.socket, host: str, key: str = "", patience: float = 30.0) -> int:
-    """Serve until a signal comes; the exit code: 0, or 128 and the signal that ended it before all was answered."""
+    """Serve until a signal. Returns the exit code: 0, or 128 + signal if it ended before all was answered."""
     server = server_of(service, key, host in LOOPBACK and not key, patience)
     sys.setswitchinterval(SWITCH)
     server.run(sockets=[sock])

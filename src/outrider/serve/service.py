@@ -1,4 +1,4 @@
-"""From a request to its rows: prompts encoded, laws and ends settled, what cannot be done refused."""
+"""From a request to its rows: encoded prompts, sampling and stops; impossible requests are refused."""
 
 from __future__ import annotations
 
@@ -28,31 +28,31 @@ from .scoring import Scoring
 from .texts import Voice
 from .tools import Caller, caller_of
 
-PROBE = 8  # characters for each token of the context that are tokenized to see whether a longer text may fit
-SLACK = 64  # tokens that the rest of a text may take off its beginning
+PROBE = 8  # characters per token of the context that are tokenised to see whether a longer text may fit
+SLACK = 64  # tokens by which the rest of a text may shorten its tokenised beginning
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What one request may ask for, and what a connection may cost."""
+    """Limits of requests and connections."""
 
-    body: int = 0  # bytes; 0: as many as the longest prompt may need (`fitted`)
+    body: int = 0  # maximum bytes; 0: enough for the longest prompt (`fitted`)
     texts: int = 64  # prompts times samples
-    output: int = 4096  # tokens of a chat's answer where it does not say
+    output: int = 4096  # default max_tokens of chats
     seconds: float = 600.0  # from arrival to the end of its last text
     connections: int = 1000
     header: float = 10.0  # seconds until a request's header must be complete
-    send: float = 10.0  # seconds in which a client must take some of what is sent to it
+    send: float = 10.0  # seconds after which a client that reads nothing is disconnected
 
     def fitted(self, context: int, places: int) -> Limits:
-        """The limits beside a model's context in tokens, and a scheduler's places: more texts could never be taken."""
+        """The limits adapted to a model's context (tokens) and to the scheduler's queue, which bounds the texts."""
         body = self.body or max(1 << 20, 64 * context)
         return replace(self, body=body, texts=min(self.texts, places))
 
 
 @dataclass
 class Service:
-    """A model, its scheduler and its limits: what turns a request into jobs."""
+    """A model with its scheduler and limits; turns requests into jobs."""
 
     llm: LLM
     scheduler: Scheduler
@@ -61,12 +61,12 @@ class Service:
 
     @property
     def exact(self) -> str:
-        """What texts are equal to whatever the load, the batch and the drafter: "bits", or "rounding"."""
+        """How far texts are independent of load, batch and drafter: "bits" or "rounding"."""
         return self.llm.target.exact
 
     @cached_property
     def fingerprint(self) -> str:
-        """Of all that texts depend on: where it is the same, so is the text of a seed."""
+        """A hash of everything that texts depend on: if it is the same, so is the text of a seed."""
         target = self.llm.target
         about = (
             __version__, self.scheduler.engine.rule, target.vocab, self.exact, target.arithmetic, target.kernels,
@@ -75,7 +75,7 @@ class Service:
         return f"fp_{hashlib.sha256(repr(about).encode()).hexdigest()[:12]}"
 
     def name_of(self, token: int) -> str:
-        """A single token, for those who look at trees."""
+        """The text of a single token, for displayed trees."""
         if self.llm.tokenizer is None:
             return str(token)
         return self.llm.detokenizer.name(token).decode(errors="replace")
@@ -91,15 +91,15 @@ class Service:
             )
 
     def check(self, request: ChatRequest | CompletionRequest) -> None:
-        """What can be refused before anything is computed. Raises Refusal."""
+        """Check a request before anything is computed. Raises Refusal."""
         self.check_model(request.model)
         prompts: Any = request.prompt if isinstance(request, CompletionRequest) else ""
         texts = request.n * (len(prompts) if isinstance(prompts, list) and not isinstance(prompts[0], int) else 1)
         if texts > self.limits.texts:
-            raise Refusal(f"a request may ask for {self.limits.texts} texts, not {texts}", "n")
+            raise Refusal(f"a request may have at most {self.limits.texts} texts, not {texts}", "n")
 
     def bound(self, request: ChatRequest | CompletionRequest) -> tuple[Caller | None, Guide | None]:
-        """How tools are called, and the one grammar that the text must follow, compiled; None for what there is not."""
+        """The tool caller and the compiled grammar of a request; None where it has none."""
         caller = None
         if isinstance(request, ChatRequest):
             caller = caller_of(request, getattr(self.llm.tokenizer, "chat_template", None))
@@ -113,11 +113,11 @@ class Service:
         )  # fmt: skip
         if request.max_tokens is not None and request.max_completion_tokens is not None:
             raise Refusal("max_tokens and max_completion_tokens are the same; give one of them", "max_tokens")
-        asked = request.max_completion_tokens or request.max_tokens
+        requested = request.max_completion_tokens or request.max_tokens
         if request.top_logprobs and not request.logprobs:
             raise Refusal("top_logprobs needs logprobs to be true", "top_logprobs")
-        limit = asked or max(1, min(self.limits.output, self.llm.target.context - len(prompt)))
-        self.check_room(prompt, limit)
+        limit = requested or max(1, min(self.limits.output, self.llm.target.context - len(prompt)))
+        self.check_context(prompt, limit)
         top = request.top_logprobs if request.logprobs else None
         return self.call(request, channel, [prompt], limit, top, "chatcmpl", [], guide, caller)
 
@@ -125,14 +125,14 @@ class Service:
         self, request: CompletionRequest, channel: Channel, caller: Caller | None, guide: Guide | None
     ) -> Call:
         if request.echo and request.logprobs is not None and self.llm.target.separate:
-            raise Refusal("an encoder reads the prompt: its tokens have no logprobs; leave out one of the two", "echo")
+            raise Refusal("prompts of encoder-decoder models have no logprobs; leave out echo or logprobs", "echo")
         if not request.max_tokens and not request.echo:
-            raise Refusal("max_tokens: 0 writes nothing; it is for prompts that echo gives back", "max_tokens")
+            raise Refusal("max_tokens: 0 generates nothing and is only for echo", "max_tokens")
         given: Any = request.prompt
         several = isinstance(given, list) and not isinstance(given[0], int)
         prompts = [self.encode(p) for p in (given if several else [given])]
         for prompt in prompts:
-            self.check_room(prompt, request.max_tokens)
+            self.check_context(prompt, request.max_tokens)
         echoes = []
         if request.echo:
             texts = [p if isinstance(p, str) else self.llm.decode(p) for p in (given if several else [given])]
@@ -152,10 +152,10 @@ class Service:
         caller: Caller | None = None,
     ) -> Call:
         name = request.request_id or f"{prefix}-{uuid4().hex}"
-        law, stops, choice = self.law(request), self.stops(request, limit), self.choice(request.outrider)
+        sampling, stops, choice = self.sampling(request), self.stops(request, limit), self.choice(request.outrider)
         if request.min_tokens > limit:
-            raise Refusal("min_tokens is more than the text may have; give fewer, or more max_tokens", "min_tokens")
-        pauses = not self.llm.target.separate  # its rows cannot be taken up again (`Batch.read`)
+            raise Refusal("min_tokens is larger than max_tokens; lower it or raise max_tokens", "min_tokens")
+        pauses = not self.llm.target.separate  # its rows cannot resume (`Batch.read`)
         behind = (lambda: channel.behind) if pauses else (lambda: False)
         voices: list[Voice] = []
         for i, prompt in enumerate(prompts):
@@ -165,7 +165,7 @@ class Service:
                 guide = first.fork() if first else None
                 watch = Watch(top, request.min_tokens, tuple(sorted(stops.eos)), guide)
                 used = top is not None or request.min_tokens or guide
-                row = Request(prompt, seed + j, limit, law, stops.cutting(prompt))
+                row = Request(prompt, seed + j, limit, sampling, stops.cutting(prompt))
                 try:
                     check_prompt(row if limit else replace(row, max_new_tokens=1), self.llm.target)
                 except InputError as error:
@@ -178,16 +178,16 @@ class Service:
                 voices.append(Voice(job, stops, stops.stream(prompt), Places(stops.open(prompt))))
         return Call(name, request, channel, voices, sum(map(len, prompts)), echoes, caller)
 
-    def check_room(self, prompt: Sequence[int], limit: int) -> None:
+    def check_context(self, prompt: Sequence[int], limit: int) -> None:
         context = self.llm.target.context
         if len(prompt) + limit > context:
             raise Refusal(
-                f"the prompt has {len(prompt)} tokens and {limit} are asked for, but the model's context is {context}; "
+                f"the prompt has {len(prompt)} tokens and {limit} are requested, but the model's context is {context}; "
                 "shorten the prompt or ask for fewer", "max_tokens" if len(prompt) < context else "messages",
                 code="context_length_exceeded",
             )  # fmt: skip
 
-    def law(self, request: Common) -> Sampling:
+    def sampling(self, request: Common) -> Sampling:
         try:
             bias = {int(token): value for token, value in request.logit_bias.items()}
         except ValueError:
@@ -207,12 +207,12 @@ class Service:
             raise Refusal("stop strings need a tokenizer, and this model has none", "stop")
         vocab = self.llm.target.vocab
         if (last := max(request.stop_token_ids, default=0)) >= vocab:
-            raise Refusal(f"the token {last} lies outside the vocabulary of {vocab}", "stop_token_ids")
+            raise Refusal(f"the token {last} is outside the vocabulary of {vocab}", "stop_token_ids")
         ends = frozenset() if request.ignore_eos else self.llm.eos
         return self.llm.stops(ends | frozenset(request.stop_token_ids), strings, limit, request.min_tokens)
 
     def choice(self, ours: Ours | None) -> Choice:
-        """Who drafts: the default drafter, the one that was named, or nobody."""
+        """The drafter: the default, the requested one, or none."""
         fleet = self.scheduler.fleet
         if ours is None:
             return Choice(fleet.default)
@@ -225,20 +225,20 @@ class Service:
         return Choice(name) if ours.budget is None else Choice(name, ours.budget + 1)
 
     def guide(self, request: Common, of_tools: str | None) -> Guide | None:
-        """The one grammar that the text must follow, if any."""
-        asked = {
+        """The grammar of a request, if any."""
+        options = {
             "tools": of_tools,
             "response_format": self.grammars.of_format(request.response_format),
             "structured_outputs": self.grammars.of_structure(request.structured_outputs),
         }
-        found = [(grammar, name) for name, grammar in asked.items() if grammar is not None]
-        if len(found) > 1:
+        grammars = [(grammar, name) for name, grammar in options.items() if grammar is not None]
+        if len(grammars) > 1:
             raise Refusal("response_format, structured_outputs and a forced tool exclude one another")
-        if found and request.ignore_eos:
-            raise Refusal("a text with a grammar has an end; leave out ignore_eos", "ignore_eos")
-        if found and request.min_tokens:
-            raise Refusal("a grammar says where its text may end; leave out min_tokens", "min_tokens")
-        return self.grammars.guide(*found[0]) if found else None
+        if grammars and request.ignore_eos:
+            raise Refusal("ignore_eos does not work with a grammar; leave it out", "ignore_eos")
+        if grammars and request.min_tokens:
+            raise Refusal("min_tokens does not work with a grammar; leave it out", "min_tokens")
+        return self.grammars.guide(*grammars[0]) if grammars else None
 
     def encode(self, prompt: str | Sequence[int]) -> list[int]:
         if isinstance(prompt, str):
@@ -250,12 +250,12 @@ class Service:
 
     @cached_property
     def longest(self) -> int:
-        """Characters of the tokenizer's longest token."""
+        """Length in characters of the tokenizer's longest token."""
         return max(map(len, self.llm.tokenizer.get_vocab()))
 
     def check_length(self, text: str, field: str) -> None:
-        """Refuse a text that the context cannot hold without tokenizing all of it: twice the tokens of the context at
-        most. Raises Refusal."""
+        """Raise Refusal for a text that is too long for the context, tokenising at most about twice the tokens of the
+        context."""
         tokenizer, context = self.llm.tokenizer, self.llm.target.context
         if tokenizer is None:
             return
@@ -277,7 +277,7 @@ class Service:
         tools: list[dict[str, Any]] | None = None,
         kwargs: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        """Messages through the model's own template."""
+        """Messages rendered by the model's chat template."""
         tokenizer = self.llm.tokenizer
         if not getattr(tokenizer, "chat_template", None):
             raise Refusal(f"{self.name} has no chat template; use /v1/completions", "messages")
@@ -293,36 +293,36 @@ class Service:
             return list(tokenizer(text, add_special_tokens=False)["input_ids"])
         except Refusal:
             raise
-        except Exception as error:  # a template may raise anything about what it is given
+        except Exception as error:  # a template may raise anything
             raise Refusal(f"the model's chat template refuses these messages: {error}", "messages") from None
 
 
 def seed_of(name: str, prompt: int) -> int:
-    """The seed of a request's prompt where the request gives none: of its name and the prompt's place in it."""
+    """The default seed of a request's prompt, from the request's id and the prompt's index."""
     text = f"{name} {prompt}" if prompt else name
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
 
 def plain(message: Message) -> dict[str, Any]:
-    """A message as templates take it: its parts as one text."""
-    found = message.model_dump(exclude_none=True)
-    if found["role"] == "developer":
-        found["role"] = "system"
-    content = found.get("content")
+    """A message in the form that templates expect, with its parts as one text."""
+    fields = message.model_dump(exclude_none=True)
+    if fields["role"] == "developer":
+        fields["role"] = "system"
+    content = fields.get("content")
     if isinstance(content, list):
         for part in content:
             if part.get("type") != "text" or not isinstance(part.get("text"), str):
                 raise Refusal(f"content of type {part.get('type')!r} is not supported; give text", "messages")
         content = "".join(part["text"] for part in content)
-    found["content"] = content if content is not None else ""
-    if isinstance(calls := found.get("tool_calls"), list):
-        found["tool_calls"] = [with_arguments(call) for call in calls]
-    return found
+    fields["content"] = content if content is not None else ""
+    if isinstance(calls := fields.get("tool_calls"), list):
+        fields["tool_calls"] = [with_arguments(call) for call in calls]
+    return fields
 
 
 def with_arguments(call: Any) -> Any:
-    """A tool call of an earlier turn, its arguments as an object: clients send them as JSON in a string, and a template
-    that writes them as JSON would quote them once more."""
+    """A tool call of an earlier turn with its arguments as an object: clients send them as JSON in a string, which
+    templates that write JSON would quote again."""
     function = call.get("function") if isinstance(call, dict) else None
     arguments = function.get("arguments") if isinstance(function, dict) else None
     if not isinstance(arguments, str):

@@ -1,4 +1,4 @@
-"""A model loaded for serving: its drafters, its scheduler, its service."""
+"""Loads a model for serving: drafters, scheduler, service."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .. import drafters
 from ..core.protocols import Drafter
 from ..llm import LLM, load
 from .fleet import Fleet
-from .metrics import Metrics, Told
+from .metrics import MeasuredBudget, Metrics
 from .prefixes import Prefixes
 from .scheduler import Scheduler
 from .service import Limits, Service
@@ -38,11 +38,11 @@ def start(
     **options: Any,
 ) -> Service:
     """Load a model and its drafters. The first drafter is the default (without any: the model's own); `none` serves
-    plainly.
+    without drafts.
 
-    All of it happens in a thread that ends, because the thread that decodes must be the only one with OpenMP workers:
-    GNU's OpenMP lets workers sleep between products, instead of waiting for the next, once there are more of them than
-    cores, and a pass over one token then takes more than twice as long.
+    This runs in a temporary thread, because the decoding thread must be the only one with OpenMP workers: once there
+    are more workers than cores, GNU's OpenMP lets them sleep instead of spin between operations, and a pass over one
+    token takes more than twice as long.
     """
 
     def loaded() -> Service:
@@ -54,20 +54,20 @@ def start(
 
 
 def elsewhere(function: Callable[[], Made]) -> Made:
-    """What a function returns or raises, called in a thread of its own; Ctrl-C ends the thread too."""
-    found: Future[Made] = Future()
+    """Call a function in a thread of its own; returns or raises what it does. Ctrl-C ends the thread too."""
+    future: Future[Made] = Future()
 
     def call() -> None:
         try:
-            found.set_result(function())
+            future.set_result(function())
         except BaseException as error:
-            found.set_exception(error)
+            future.set_exception(error)
 
     thread = Thread(target=call, name="loading", daemon=True)
     try:
         thread.start()
-        return found.result()
-    except KeyboardInterrupt:  # a thread inside torch when Python ends would abort the process
+        return future.result()
+    except KeyboardInterrupt:  # a thread inside torch at exit would abort the process
         ctypes.pythonapi.PyThreadState_SetAsyncExc(
             ctypes.c_ulong(thread.ident or 0), ctypes.py_object(KeyboardInterrupt)
         )
@@ -96,18 +96,18 @@ def service_of(
     prefix_cache: int = 512,
     limits: Limits = LIMITS,
 ) -> Service:
-    """A service around a model that is loaded already. `prefix_cache`: MiB for what finished rows have read."""
+    """A service for a loaded model. prefix_cache: MiB for the KV cache of finished rows."""
     metrics = Metrics(name or llm.name)
 
     def tell(drafter: str, error: Exception) -> None:
         metrics.failed_drafters.inc()
-        log.error(json.dumps({"event": "drafter switched off", "drafter": drafter, "why": type(error).__name__}))
+        log.error(json.dumps({"event": "drafter disabled", "drafter": drafter, "why": type(error).__name__}))
 
     fleet = Fleet(loaded, tell=tell, keeps=prefix_cache > 0)
     prefixes = Prefixes(rows, prefix_cache << 20)
     engine = llm.engine()
-    engine = replace(engine, budget=Told(engine.budget, metrics, llm.remember))
+    engine = replace(engine, budget=MeasuredBudget(engine.budget, metrics, llm.remember))
     scheduler = Scheduler(engine, fleet, metrics, rows, queue, prefill_share, prefixes)
     service = Service(llm, scheduler, name or llm.name, limits.fitted(llm.target.context, rows + queue))
-    _ = service.fingerprint, llm.detokenizer  # looking at weights and tokens takes a while: not while somebody waits
+    _ = service.fingerprint, llm.detokenizer  # computed now, since they take a while
     return service

@@ -1,4 +1,4 @@
-"""A row's tokens as OpenAI's clients want them: text that is never cut inside a character, logprobs, usage."""
+"""A row's tokens in OpenAI's format: text that is never cut inside a character, logprobs, usage."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ FINISH = {"eos": "stop", "stop": "stop", "length": "length", "abort": "abort", "
 
 @dataclass(frozen=True)
 class Placed:
-    """A token's scores at its place in a text."""
+    """A token's scores and its position in the text."""
 
     scored: Scored
-    spelt: bytes  # what it adds to the text; of a special token the name
-    top: tuple[bytes, ...]  # the same of its alternatives
+    spelt: bytes  # its bytes in the text; of a special token the name
+    top: tuple[bytes, ...]  # those of its alternatives
     place: int  # characters before it
 
     @classmethod
     def of(cls, scored: Scored, places: Places) -> Placed:
-        """The text's next token, which `places` then has passed."""
+        """The text's next token; advances `places`."""
         spelt, *top = (places.decoding.peek(token) for token in (scored.token, *(t for t, _ in scored.top)))
         return cls(scored, spelt, tuple(top), places.push(scored.token))
 
     @property
     def alternatives(self) -> dict[str, float]:
-        """Logprobs by name, likeliest first, of this token too: one more where it is not among the likeliest. Of two
-        tokens that read the same, the less likely one goes by its id."""
+        """Logprobs by name, most likely first, with this token added if it is not among them. Of two tokens with the
+        same text, the less likely one is named by its id."""
         own, named = label(self.spelt), dict[str, float]()
         for (token, logprob), spelt in zip(self.scored.top, self.top, strict=True):
             name = label(spelt)
@@ -44,7 +44,7 @@ class Placed:
 
 
 def label(spelt: bytes) -> str:
-    """A token in the logprobs of a completion: its text, or its bytes where they are no whole characters."""
+    """A token in the logprobs of a completion: its text, or its bytes if they are not complete characters."""
     try:
         return spelt.decode()
     except UnicodeDecodeError:
@@ -77,7 +77,7 @@ def text_logprobs(scores: Sequence[Placed], offset: int) -> dict[str, Any]:
 
 
 def echoed(reader: Detokenizer, text: str, tokens: Sequence[int], scores: Sequence[Scored]) -> dict[str, Any]:
-    """The same of a prompt, and the text that it is: nothing is known of its first token."""
+    """The same for a prompt, and its text; its first token has no scores."""
     reading = Places(reader.open())
     first = reading.decoding.peek(tokens[0])
     reading.push(tokens[0])
@@ -92,27 +92,27 @@ def echoed(reader: Detokenizer, text: str, tokens: Sequence[int], scores: Sequen
 
 
 def places(text: str, tokens: Sequence[Sequence[int]]) -> list[int]:
-    """Where in a text each of its tokens begins; `tokens` are their bytes. What does not stand there has no width: a
-    begin-of-text token, a space that the tokenizer puts first."""
-    line, at, begun, found = text.encode(), 0, 0, []
+    """The offset of each token in a text. tokens: their bytes. Those that are not in the text have no width: a
+    begin-of-text token, a space that the tokenizer inserts."""
+    line, at, begun, offsets = text.encode(), 0, 0, []
     for spelt in map(bytes, tokens):
-        found.append(begun - (at < len(line) and line[at] & 0xC0 == 0x80))  # inside a character: where that begins
+        offsets.append(begun - (at < len(line) and line[at] & 0xC0 == 0x80))  # inside a character: its beginning
         here = next((form for form in (spelt, spelt.removeprefix(b" ")) if line.startswith(form, at)), b"")
         at += len(here)
         begun += sum(byte & 0xC0 != 0x80 for byte in here)
-    return found
+    return offsets
 
 
 def finite(logprob: float) -> float:
-    """JSON has no infinity: what cannot be has a logprob of -9999, as vLLM says it."""
+    """A logprob for JSON, which has no infinity: -9999 for impossible tokens, as in vLLM."""
     return max(logprob, -9999.0)
 
 
 @dataclass
 class Delta:
-    """What a reader has not seen yet of one text."""
+    """The part of one text that its reader has not received yet."""
 
-    segments: list[tuple[str, bool]] = field(default_factory=list)  # text, and was it drafted?
+    segments: list[tuple[str, bool]] = field(default_factory=list)  # text, and whether it was drafted
     tokens: list[int] = field(default_factory=list)
     scores: list[Placed] = field(default_factory=list)
     rounds: list[tuple[list[tuple[str, bool]], int, Shown | None]] = field(default_factory=list)  # see `hear`
@@ -126,7 +126,7 @@ class Delta:
 
 @dataclass
 class Voice:
-    """One text of an answer, as it comes."""
+    """One text of a response, streamed."""
 
     job: Job
     stops: Stop
@@ -136,8 +136,8 @@ class Voice:
     end: End | None = None
 
     def hear(self, events: Sequence[Event]) -> Delta:
-        """Everything that has come since the reader last looked, as one piece. Its rounds: the segments that each made
-        readable, how many drafted tokens were accepted, and the tree."""
+        """All events since the last call as one piece. Its rounds: the segments that each completed, the number of
+        accepted drafted tokens, and the tree."""
         delta = Delta()
         for event in events:
             if isinstance(event, Heading):
@@ -145,14 +145,14 @@ class Voice:
                 continue
             if isinstance(event, End):
                 self.end = delta.end = event
-                found, accepted, shown = [(self.stream.flush(), False)], 0, None
+                pieces, accepted, shown = [(self.stream.flush(), False)], 0, None
             else:
                 seen, accepted, shown = self.stops.visible(event.tokens), event.drafted, event.shown
-                found = [(self.stream.push(seen[:accepted]), True), (self.stream.push(seen[accepted:]), False)]
+                pieces = [(self.stream.push(seen[:accepted]), True), (self.stream.push(seen[accepted:]), False)]
                 self.tokens += event.tokens
                 delta.tokens += event.tokens
                 delta.scores += [Placed.of(score, self.places) for score in event.scores or ()]
-            segments = [(text, drafted) for text, drafted in found if text]
+            segments = [(text, drafted) for text, drafted in pieces if text]
             delta.segments += segments
             if segments or shown is not None:
                 delta.rounds.append((segments, accepted, shown))
@@ -164,7 +164,7 @@ class Voice:
 
 
 def usage_of(usages: Sequence[Usage], prompts: int, cached: int = 0) -> dict[str, Any]:
-    """OpenAI's usage: its fields for predicted outputs tell what speculation did."""
+    """OpenAI's usage; its fields for predicted outputs have the counts of speculation."""
     written = sum(u.new_tokens for u in usages)
     accepted = sum(u.accepted for u in usages)
     return {
@@ -181,7 +181,7 @@ def usage_of(usages: Sequence[Usage], prompts: int, cached: int = 0) -> dict[str
 
 
 def figures(job: Job, usage: Usage) -> dict[str, Any]:
-    """What one text cost, in vLLM's words where it has them."""
+    """Counts and times of one text, under vLLM's names where it has them."""
     decode = max(0.0, job.last - job.first)
     more = usage.new_tokens - 1
     return {
@@ -203,7 +203,7 @@ def figures(job: Job, usage: Usage) -> dict[str, Any]:
 
 
 def histogram(usage: Usage) -> list[int]:
-    """[j]: rounds that accepted j drafted tokens, up to the greatest depth at which a draft was tested."""
+    """[j]: rounds that accepted j drafted tokens, up to the greatest tested depth."""
     reached = [usage.rounds, *usage.accepted_at]  # [j]: rounds that accepted j or more
     reached += [0] * (max(len(usage.tested_at), len(usage.accepted_at)) + 2 - len(reached))
     return [more - deeper for more, deeper in itertools.pairwise(reached)]

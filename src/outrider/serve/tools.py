@@ -1,8 +1,8 @@
-"""Tools: what a chat may call, and how calls are told from text.
+"""Tools that a chat may call, and the parsing of calls.
 
-A forced call (`required`, or a named function) is written under a grammar made of the functions' own schemas, so it is
-valid whatever the model is. A free one (`auto`) is in the model's own words: those of templates that write
-`<tool_call>{"name": ..., "arguments": ...}</tool_call>` are understood.
+A forced call (`required`, or a named function) follows a grammar made of the functions' schemas, so it is valid with
+any model. A free one (`auto`) is in the model's own format: that of templates with `<tool_call>{"name": ...,
+"arguments": ...}</tool_call>` is supported.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from .guide import of_schema
 from .protocol import ChatRequest, Refusal, Tool, ToolChoice
 
 OPEN = "<tool_call>"
-# Strings are read as one, so that a </tool_call> within one ends nothing.
+# Strings match as a unit, so that a </tool_call> inside one does not end the call.
 CALL = re.compile(r'<tool_call>\s*(\{(?:[^"]|"[^"\\]*(?:\\.[^"\\]*)*")*?\})\s*</tool_call>', re.DOTALL)
-# In a template: {"name" behind <tool_call>, with what stands between them in Jinja and in its strings.
+# In a template: {"name" after <tool_call>, with the Jinja and quotes between them.
 WRITES = re.compile(r"<tool_call>(\\n|\W){1,30}name\b")
 
 
@@ -30,26 +30,26 @@ class Caller:
     kind: str  # named, required or auto
     name: str = ""  # of the function, if it is named
     grammar: str | None = None
-    single: bool = False  # one call at most: `parallel_tool_calls` is false
+    single: bool = False  # at most one call: `parallel_tool_calls` is false
 
     def ready(self, text: str) -> str:
-        """The beginning of an unfinished text that is content whatever follows."""
+        """The prefix of an unfinished text that is content, whatever follows."""
         if self.kind != "auto":
             return ""
         at = text.find(OPEN)
-        if at < 0:  # the end of the text may be the beginning of one
+        if at < 0:  # the text may end with the beginning of one
             at = next(i for i in range(max(0, len(text) - len(OPEN)), len(text) + 1) if OPEN.startswith(text[i:]))
         return text[:at].rstrip()
 
     def split(self, text: str) -> tuple[str | None, list[dict[str, Any]]]:
-        """A finished text as content and tool calls. A call that was cut short is no call, but content."""
+        """A finished text as content and tool calls. An incomplete call is content."""
         try:
             if self.kind == "named":
                 json.loads(text)
                 return None, [call(self.name, text)]
             if self.kind == "required":
-                found = json.loads(text)
-                return None, [call(c["name"], json.dumps(c["arguments"], ensure_ascii=False)) for c in found]
+                calls = json.loads(text)
+                return None, [call(c["name"], json.dumps(c["arguments"], ensure_ascii=False)) for c in calls]
         except (ValueError, RecursionError):
             return text, []
         calls, rest, at = [], "", 0
@@ -64,7 +64,7 @@ class Caller:
 
 
 def call(name: str, arguments: str) -> dict[str, Any]:
-    """A tool call as OpenAI's clients read it."""
+    """A tool call in OpenAI's format."""
     return {
         "id": f"call_{uuid4().hex[:24]}",
         "type": "function",
@@ -73,7 +73,7 @@ def call(name: str, arguments: str) -> dict[str, Any]:
 
 
 def caller_of(request: ChatRequest, template: Any) -> Caller | None:
-    """What the fields `tools` and `tool_choice` ask for."""
+    """The caller for the fields `tools` and `tool_choice`."""
     choice = request.tool_choice
     if not request.tools:
         if choice not in (None, "none"):
@@ -82,10 +82,10 @@ def caller_of(request: ChatRequest, template: Any) -> Caller | None:
     if choice == "none":
         return None
     if isinstance(choice, ToolChoice):
-        wanted = [tool for tool in request.tools if tool.function.name == choice.function.name]
-        if not wanted:
+        named = [tool for tool in request.tools if tool.function.name == choice.function.name]
+        if not named:
             raise Refusal(f"there is no tool {choice.function.name!r} among the tools", "tool_choice")
-        return Caller("named", choice.function.name, of_schema(parameters(wanted[0]), "tools"))
+        return Caller("named", choice.function.name, of_schema(parameters(named[0]), "tools"))
     if choice == "required":
         calls = [
             {

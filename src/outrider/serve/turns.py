@@ -1,4 +1,4 @@
-"""Work away from the event loop, such as a tokenizer's: one piece at a time, the smallest of those that wait first."""
+"""Work outside the event loop, such as tokenising: one task at a time, the smallest waiting one first."""
 
 from __future__ import annotations
 
@@ -13,16 +13,15 @@ from .scheduler import Full
 
 
 class Turns:
-    """A thread, and those who wait for it: at most `most` of them. Who is cancelled while waiting leaves the line, and
-    its work is never begun."""
+    """A thread and its queue of at most `most` tasks. A task that is cancelled while waiting never starts."""
 
     def __init__(self, name: str, most: int):
         self.thread, self.most = ThreadPoolExecutor(1, name), most
-        self.line: list[tuple[int, int, asyncio.Future[None]]] = []  # (size, number, its turn)
+        self.line: list[tuple[int, int, asyncio.Future[None]]] = []  # (size, number, start)
         self.number, self.busy = count(), False
 
     async def run(self, size: int, function: Callable[..., Any], *args: Any) -> Any:
-        """The result of a function; `size` is that of its work, in any unit. Raises Full where too many wait."""
+        """The result of a function. size: of its work, in any unit. Raises Full if too many tasks wait."""
         loop = asyncio.get_running_loop()
         if self.busy:
             if sum(not turn.cancelled() for _, _, turn in self.line) >= self.most:
@@ -32,7 +31,7 @@ class Turns:
             try:
                 await turn
             except asyncio.CancelledError:
-                if not turn.cancelled():  # its turn had come
+                if not turn.cancelled():  # it has started
                     self._next()
                 raise
         self.busy = True

@@ -1,9 +1,8 @@
-"""Training data by servers: each question is put to one of several OpenAI-compatible servers until it is answered once.
+"""Training data from OpenAI-compatible servers: each question is sent to one of them until it is answered.
 
-A server's workers take the next question when they have an answer to the last, so that a quick server answers more. A
-question on which a server fails goes back to all of them, and that server rests: as long as it asks for
-(`Retry-After`), or twice as long each time. An answer is a line under an id made from the question's content, so that
-a run that was killed goes on where it was.
+A server's workers take the next question after the answer to the last, so that a fast server answers more. If a server
+fails, the question returns to the queue and the server pauses: for its `Retry-After`, or twice as long each time. An
+answer is a line whose id is a hash of the question, so that an interrupted run resumes.
 """
 
 from __future__ import annotations
@@ -25,24 +24,24 @@ from .endpoints import Failed, Refused, Wish, ask, body, headers, line
 from .questions import Asked, finished, keys
 
 PATIENCE = 1800.0  # seconds until an answer counts as lost
-REST, REST_LONGEST = 0.25, 60.0  # seconds that a server rests after its first failure, and at most by our choice
-GIVEN_UP = 300.0  # seconds of failures alone, three at least, after which a server is asked no more
-SPOILT = 5  # answers to a question that were cut off or unreadable, then it is left out
-REFUSALS = 16  # more refusals than answers that end the run
+REST, REST_LONGEST = 0.25, 60.0  # seconds of pause after a server's first failure, and at most
+GIVEN_UP = 300.0  # seconds of nothing but failures, at least three, after which a server is dropped
+SPOILT = 5  # truncated or malformed answers to a question, after which it is skipped
+REFUSALS = 16  # excess of refusals over answers that ends the run
 
 
 class EndpointError(RuntimeError):
-    """The servers give no answers; what was written is kept. The command line exits with 1."""
+    """The servers do not answer; answers so far are kept. The command line exits with 1."""
 
 
 @dataclass
 class Server:
-    """One server: when it may be asked again (of the monotonic clock), and how often it failed in a row."""
+    """One server: until when it pauses (monotonic clock), and its consecutive failures."""
 
     url: str
     rests: float = 0.0
     failures: int = 0
-    since: float = 0.0  # the first of them
+    since: float = 0.0  # time of the first of them
     reason: str = ""
 
     @property
@@ -51,7 +50,7 @@ class Server:
 
     def fail(self, failed: Failed) -> None:
         now = time.monotonic()
-        if now >= self.rests:  # those that fail together count once
+        if now >= self.rests:  # concurrent failures count once
             self.since = self.since if self.failures else now
             self.failures, self.reason = self.failures + 1, failed.reason
         ours = min(REST_LONGEST, REST * 2 ** (self.failures - 1)) * random.uniform(0.5, 1.0)
@@ -60,8 +59,7 @@ class Server:
 
 @dataclass
 class Written:
-    """What a run did: answers, how many of them without token ids, and what was refused, with the place of the
-    question."""
+    """Counts of a run: answers, those without token ids, and the refused questions with their positions."""
 
     answers: int = 0
     texts: int = 0
@@ -70,33 +68,33 @@ class Written:
 
 def write(
     urls: Sequence[str],
-    asked: Sequence[tuple[str, Asked]],
+    items: Sequence[tuple[str, Asked]],
     out: str | Path,
     wish: Wish,
     concurrency: int = 32,
     done: Callable[[int], None] = lambda count: None,
     say: Callable[[str], None] = print,
 ) -> Written:
-    """Append an answer for every question that has none in `out`.
+    """Append an answer for every question without one in `out`.
 
     Args:
         urls: the servers, as `connect` gives them.
-        asked: (where it stands, the question).
+        items: (position for messages, question).
         out: JSON lines.
-        wish: the model and how it writes.
-        concurrency: questions that a server has at the same time.
-        done: told 1 for each question that is settled.
-        say: told of servers that are given up.
+        wish: the model and its sampling.
+        concurrency: concurrent requests per server.
+        done: called with 1 for each finished question.
+        say: called with a message about each dropped server.
 
     Returns:
-        What was done. A text without a word is not written, since nothing can be learned from it.
+        Counts. Blank answers are not written.
 
     Raises:
-        InputError: `out` is not a file of this command, or cannot be written; or a server refuses us.
-        EndpointError: no server is left, or next to all questions are refused.
+        InputError: `out` is not a file of this command or cannot be written, or a server denies access.
+        EndpointError: no server is left, or almost all questions are refused.
         Interrupted: at Ctrl-C; the answers so far are kept.
     """
-    out, found = Path(out), Written()
+    out, result = Path(out), Written()
 
     def keep(row: dict[str, Any]) -> None:
         files.append(out, json.dumps(row))
@@ -104,17 +102,17 @@ def write(
     try:
         with files.alone(out):
             have = finished(out, str)
-            waiting = [question for question in put(asked, wish) if question.key not in have]
-            asyncio.run(answer([Server(url) for url in urls], waiting, concurrency, keep, found, done, say))
+            waiting = [question for question in put(items, wish) if question.key not in have]
+            asyncio.run(answer([Server(url) for url in urls], waiting, concurrency, keep, result, done, say))
     except KeyboardInterrupt:
-        more = f"{found.answers} answer{'' if found.answers == 1 else 's'} more"
-        raise Interrupted(f"{out} has {more}, the same command goes on from there") from None
-    return found
+        more = f"{result.answers} answer{'' if result.answers == 1 else 's'} more"
+        raise Interrupted(f"{out} has {more}, the same command resumes from there") from None
+    return result
 
 
 @dataclass
 class Question:
-    """Where it stands, its id, and the request; `spoilt`: answers that were not finished."""
+    """Position, id and request of a question; spoilt: number of incomplete answers."""
 
     where: str
     key: str
@@ -122,12 +120,12 @@ class Question:
     spoilt: int = 0
 
 
-def put(asked: Sequence[tuple[str, Asked]], wish: Wish) -> list[Question]:
+def put(items: Sequence[tuple[str, Asked]], wish: Wish) -> list[Question]:
     """Questions as requests."""
-    names = keys([what for _, what in asked])
+    names = keys([what for _, what in items])
     return [
         Question(where, key, body(what, wish, i))
-        for i, ((where, what), key) in enumerate(zip(asked, names, strict=True))
+        for i, ((where, what), key) in enumerate(zip(items, names, strict=True))
     ]
 
 
@@ -136,11 +134,11 @@ async def answer(
     waiting: Sequence[Question],
     concurrency: int,
     keep: Callable[[dict[str, Any]], None],
-    found: Written,
+    written: Written,
     done: Callable[[int], None] = lambda count: None,
     say: Callable[[str], None] = print,
 ) -> None:
-    """Put every question to the servers, and give each answer's line to `keep` as it comes; `found` counts them.
+    """Send every question to the servers and pass each answer's line to `keep`; counts them in `written`.
 
     Raises:
         InputError, EndpointError: as `write`.
@@ -151,16 +149,16 @@ async def answer(
 
     def settle(question: Question, row: dict[str, Any] | None, refusal: str = "") -> None:
         if row is None:
-            found.refused.append(f"{question.where}: {refusal}")
+            written.refused.append(f"{question.where}: {refusal}")
         else:
             bare = "token_ids" not in row
             text = row["messages"][-1]["content"] if "messages" in row else row["completion"]
             if text.strip() or not bare:
                 keep(row)
-                found.answers, found.texts = found.answers + 1, found.texts + bare
+                written.answers, written.texts = written.answers + 1, written.texts + bare
         done(1)
-        if len(found.refused) >= found.answers + REFUSALS:
-            raise EndpointError(f"{len(found.refused)} questions were refused, the last: {found.refused[-1]}")
+        if len(written.refused) >= written.answers + REFUSALS:
+            raise EndpointError(f"{len(written.refused)} questions were refused, the last: {written.refused[-1]}")
 
     async def work(client: httpx2.AsyncClient, server: Server) -> None:
         while not server.given_up:
@@ -169,7 +167,7 @@ async def answer(
                 continue
             question = await queue.get()
             try:
-                if server.rests > time.monotonic():  # another worker failed meanwhile: others may answer
+                if server.rests > time.monotonic():  # another worker failed meanwhile; other servers may answer
                     queue.put_nowait(question)
                     continue
                 settle(question, line(question.key, question.body, await ask(client, server.url, question.body)))
@@ -190,16 +188,16 @@ async def answer(
     async with httpx2.AsyncClient(timeout=httpx2.Timeout(PATIENCE, connect=10), **options) as client:
         workers = {asyncio.create_task(work(client, s)): s for s in servers for _ in range(concurrency)}
         end = asyncio.create_task(queue.join())
-        told: set[str] = set()
+        dropped: set[str] = set()
         try:
             while not end.done():
                 ready, _ = await asyncio.wait({end, *workers}, return_when=asyncio.FIRST_COMPLETED)
                 for task in ready - {end}:
                     task.result()
                     server = workers.pop(task)
-                    if server.url not in told:
-                        told.add(server.url)
-                        say(f"{server.url} {server.reason}; it is asked no more")
+                    if server.url not in dropped:
+                        dropped.add(server.url)
+                        say(f"{server.url} {server.reason}; it gets no more requests")
                 if not workers and not end.done():
                     raise EndpointError(f"no server is left, {servers[-1].url} {servers[-1].reason}")
         finally:

@@ -1,9 +1,9 @@
-"""Text to rows of tokens: files, chat templates, what is to be learned, the held-out split, packing.
+"""Text to rows of tokens: files, chat templates, loss masks, the held-out split, packing.
 
-A line of JSONL holds `messages` (the assistant's turns are learned), `prompt` and `completion` (the completion is
-learned) or `text` (all of it is); or token ids, `prompt_token_ids` and `token_ids` (these are learned). Any other file
-is one plain text. Documents longer than a row are cut, short ones share a row; within a row every document has its own
-number and its own positions, and sees only itself.
+A line of JSONL has `messages` (the loss is on the assistant's turns), `prompt` and `completion` (on the completion),
+`text` (on all of it), or the token ids `prompt_token_ids` and `token_ids` (on the latter). Any other file is plain
+text. Documents longer than a row are cut, short ones are packed; within a row every document has its own number and
+positions and attends to itself only.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from .. import prompts
 from ..params import InputError
 from . import hidden_states
 
-PIECE = 3000  # characters of a plain text file that make one document
-TEXTS = 256  # that are tokenised at once
-SMALLEST, LARGEST, COVERED = 12, 15, 0.99  # draft vocabularies: bits of the sizes to choose from, share of the text
-STEP = 32  # tokens that lengths are multiples of, so that products have few sizes (`sizes.py`)
+PIECE = 3000  # characters per document of a plain text file
+TEXTS = 256  # tokenised at once
+SMALLEST, LARGEST, COVERED = 12, 15, 0.99  # draft vocabularies: log2 of the sizes, share of tokens to cover
+STEP = 32  # lengths are multiples of STEP tokens, so that GEMMs have few sizes (`sizes.py`)
 
 
 @dataclass(frozen=True)
 class Document:
-    """Token ids, and for each whether it is to be learned. `key` decides whether it is held out."""
+    """Token ids with their loss mask. `key` decides whether it is held out."""
 
     tokens: tuple[int, ...]
     learn: tuple[bool, ...]
@@ -42,16 +42,16 @@ class Document:
 
 @dataclass(frozen=True)
 class Text:
-    """A document that is not tokenised yet: its parts in order, and whether each is learned."""
+    """A document before tokenisation: its parts in order, each with its loss mask."""
 
     parts: list[tuple[str, bool]]
-    ends: bool  # is the end of text added?
-    special: bool = True  # and the other tokens that this tokenizer adds?
+    ends: bool  # whether to add the end-of-text token
+    special: bool = True  # whether to add the tokenizer's special tokens
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Rows of packed documents. `documents` numbers them within their row; -1 is padding. `keys` name the rows."""
+    """Rows of packed documents. documents: their numbers within the row, -1 for padding. keys: names of the rows."""
 
     tokens: Int[Tensor, "b n"]
     positions: Int[Tensor, "b n"]
@@ -60,7 +60,7 @@ class Batch:
     keys: tuple[int, ...]
 
     def rows(self, index: Sequence[int]) -> Batch:
-        """Some of the rows, as long as the longest of them, filled up to a multiple of STEP where there is room."""
+        """Some of the rows, cut to the longest of them, rounded up to a multiple of STEP where possible."""
         at = torch.tensor(list(index), dtype=torch.long)
         used = int((self.documents[at] >= 0).sum(1).max()) if len(at) else 0
         used = min(-(-used // STEP) * STEP, self.documents.shape[1])
@@ -69,11 +69,11 @@ class Batch:
         return Batch(tokens, positions, documents, learn, tuple(self.keys[i] for i in index))
 
     def silent(self) -> Batch:
-        """The same tokens with nothing to learn: all padding."""
+        """The same tokens without loss: all padding."""
         return replace(self, documents=torch.full_like(self.documents, -1), learn=torch.zeros_like(self.learn))
 
     def only(self, places: Sequence[tuple[int, Int[Tensor, " n"]]]) -> Batch:
-        """The same with all but these documents, of which row and places are given, as padding."""
+        """The same with all documents but these, given by row and positions, as padding."""
         documents = torch.full_like(self.documents, -1)
         for row, at in places:
             documents[row, at] = self.documents[row, at]
@@ -84,27 +84,27 @@ class Batch:
         return replace(self, **moved)
 
     def same(self, reach: int) -> Bool[Tensor, "b n"]:
-        """Is the token `reach` places on in the same document?"""
+        """Whether the token `reach` positions ahead is in the same document."""
         n = self.documents.shape[1]
         ahead = torch.full_like(self.documents, -1)
         ahead[:, : max(0, n - reach)] = self.documents[:, reach:]
         return (ahead == self.documents) & (self.documents >= 0)
 
     def wanted(self, reach: int) -> Bool[Tensor, "b n"]:
-        """Is the token `reach` places on in the same document, and to be learned?"""
+        """Whether the token `reach` positions ahead is in the same document and in the loss mask."""
         learn = torch.zeros_like(self.learn)
         learn[:, : max(0, learn.shape[1] - reach)] = self.learn[:, reach:]
         return learn & self.same(reach)
 
     def ahead(self, reach: int) -> Int[Tensor, "b n"]:
-        """The token `reach` places on; 0 beyond the row."""
+        """The token `reach` positions ahead; 0 beyond the row."""
         return torch.nn.functional.pad(self.tokens[:, reach:], (0, min(reach, self.tokens.shape[1])))
 
 
 def read(paths: Sequence[str | Path], tokenizer: Any) -> Iterator[Document]:
-    """The documents of JSONL and plain text files, and of SpecForge's folders, in order.
+    """Load documents from JSONL and plain text files and SpecForge's folders, in order.
 
-    Raises InputError for what is none of these, with the line's number.
+    Raises InputError for anything else, with the line's number.
     """
     coming = _texts(paths, tokenizer)
     while some := list(islice(coming, TEXTS)):
@@ -112,7 +112,7 @@ def read(paths: Sequence[str | Path], tokenizer: Any) -> Iterator[Document]:
 
 
 def _texts(paths: Sequence[str | Path], tokenizer: Any) -> Iterator[Text | Document]:
-    """What the files say; what they say in tokens is a document already."""
+    """The texts of the files; those given as token ids are documents already."""
     for path in map(Path, paths):
         if path.is_dir():
             yield from _folder(path)
@@ -131,7 +131,7 @@ def _texts(paths: Sequence[str | Path], tokenizer: Any) -> Iterator[Text | Docum
 
 
 def pieces(text: str, size: int = PIECE) -> Iterator[str]:
-    """A long text, cut at blank lines into documents of about `size` characters."""
+    """A long text, split at blank lines into documents of about `size` characters."""
     held = ""
     for paragraph in text.split("\n\n"):
         if held and len(held) + len(paragraph) > size:
@@ -143,7 +143,7 @@ def pieces(text: str, size: int = PIECE) -> Iterator[str]:
 
 
 def document(given: Any, where: str, tokenizer: Any) -> Document:
-    """What a line of JSONL gives. Raises InputError where that is none; `where` names the line."""
+    """Parse a line of JSONL; `where` names it. Raises InputError if it is not training data."""
     return tokenised([_text(given, where, tokenizer)], tokenizer)[0]
 
 
@@ -163,13 +163,13 @@ def _text(given: Any, where: str, tokenizer: Any) -> Text | Document:
 
 
 def _made(tokens: Sequence[int], learn: Sequence[bool]) -> Document:
-    """The key is that of the tokens, so that a text is held out, or not, in whatever form a file has it."""
+    """A document keyed by its tokens, so that whether it is held out does not depend on the file's format."""
     ids = tuple(tokens)
     return Document(ids, tuple(learn), hashlib.sha256(repr(ids).encode()).hexdigest())
 
 
 def _folder(path: Path) -> Iterator[Document]:
-    """Texts of a folder of hidden states whose files say what is to be learned."""
+    """Texts of a folder of hidden states whose files have a loss mask."""
     there = list(hidden_states.paths(path))
     for file in there:
         yield _made(*hidden_states.learned(file))
@@ -178,8 +178,7 @@ def _folder(path: Path) -> Iterator[Document]:
 
 
 def tokens(asked: Any, answer: Any, where: str) -> Document:
-    """A prompt's tokens and those of its answer, which are learned, as a server wrote them. Raises InputError where
-    they are no token ids."""
+    """Token ids of a prompt and of its answer, which has the loss. Raises InputError if they are not token ids."""
     for ids in (asked, answer):
         if not isinstance(ids, list) or not ids or not all(type(i) is int and i >= 0 for i in ids):
             raise InputError(f"{where}: prompt_token_ids and token_ids must be lists of token ids; correct the line")
@@ -187,17 +186,17 @@ def tokens(asked: Any, answer: Any, where: str) -> Document:
 
 
 def _plain(text: str, where: str, ends: bool) -> Text:
-    """A text of which every token is learned. Raises InputError for an empty one."""
+    """A text with loss on every token. Raises InputError for an empty one."""
     if not text.strip():
         raise InputError(f"{where} is empty; fill or remove the line")
     return Text([(text, True)], ends)
 
 
 def _chat(messages: Sequence[Mapping[str, str]], tokenizer: Any, where: str, ends: bool) -> Text:
-    """A dialogue in the model's own chat template; where it has none: `User: ...`, `Assistant: ...`, a line each.
+    """A dialogue in the model's chat template; without one, lines of `User: ...` and `Assistant: ...`.
 
-    What the template adds between the start of an assistant's turn and the next turn is learned with it: the end of a
-    turn is the model's to say. `ends=False`: the last turn was cut off, and has no end.
+    The loss is on everything from the start of an assistant's turn to the next turn, since the model generates the end
+    of its turn. ends: False if the last turn is truncated and has no end.
     """
     for message in messages:
         if not isinstance(message, dict) or not isinstance(message.get("content"), str) or "role" not in message:
@@ -233,21 +232,21 @@ def _chat(messages: Sequence[Mapping[str, str]], tokenizer: Any, where: str, end
 
 
 def tokenised(given: Sequence[Text | Document], tokenizer: Any) -> list[Document]:
-    """The documents of these texts, in order; what is tokenised already stays as it is."""
-    found = {i: one for i, one in enumerate(given) if isinstance(one, Document)}
+    """Tokenise texts, in order; documents pass through."""
+    documents = {i: one for i, one in enumerate(given) if isinstance(one, Document)}
     end = getattr(tokenizer, "eos_token_id", None)
     for special in (True, False):
         texts = {i: one for i, one in enumerate(given) if isinstance(one, Text) and one.special == special}
         if texts:
-            whole = ["".join(words for words, _ in text.parts) for text in texts.values()]
-            made = tokenizer(whole, add_special_tokens=special, return_offsets_mapping=True)
+            joined = ["".join(words for words, _ in text.parts) for text in texts.values()]
+            made = tokenizer(joined, add_special_tokens=special, return_offsets_mapping=True)
             for (i, text), ids, places in zip(texts.items(), made["input_ids"], made["offset_mapping"], strict=True):
-                found[i] = _spans(text, ids, places, end)
-    return [found[i] for i in range(len(given))]
+                documents[i] = _spans(text, ids, places, end)
+    return [documents[i] for i in range(len(given))]
 
 
 def _spans(text: Text, tokens: Sequence[int], places: Sequence[tuple[int, int]], end: int | None) -> Document:
-    """A token is learned where its first character is."""
+    """A token has the loss mask of its first character."""
     begins = [0, *accumulate(len(words) for words, _ in text.parts)][:-1]
     learned = [known for _, known in text.parts]
     marks = [first < last and learned[bisect_right(begins, first) - 1] for first, last in places]
@@ -260,16 +259,16 @@ def _spans(text: Text, tokens: Sequence[int], places: Sequence[tuple[int, int]],
 
 
 def split(documents: Sequence[Document], share: float = 0.02, least: int = 8) -> tuple[list[Document], list[Document]]:
-    """Training and held-out documents; equal ones appear once.
+    """Training and held-out documents, without duplicates.
 
-    A document's own tokens decide where it goes: `share` of them are held out, and at least `least` (half of them where
-    there are fewer). Of data that has grown, none is held out that was learned before.
+    A document's tokens decide its side: a share `share` is held out, at least `least` (half of them if there are
+    fewer). When data is added, no document is held out that was trained on before.
     """
     unique = list({d.key: d for d in documents}.values())
     if len(unique) < 2:
-        found = f"{len(unique)} document{'' if len(unique) == 1 else 's'} found"
+        count = f"{len(unique)} document{'' if len(unique) == 1 else 's'}"
         raise InputError(
-            f"{found}, and training needs two that differ, one of them held out; plain texts are cut into documents at "
+            f"the data has {count}, and training needs two that differ, one of them held out; plain texts are split at "
             "blank lines"
         )
     ranked = sorted((hashlib.sha256(d.key.encode()).hexdigest(), d.key) for d in unique)
@@ -279,9 +278,9 @@ def split(documents: Sequence[Document], share: float = 0.02, least: int = 8) ->
 
 
 def pack(documents: Sequence[Document], length: int, seed: int = 0, share: bool = True) -> Batch:
-    """Rows of `length` tokens: long documents cut, short ones sharing a row (first fit, in an order of the seed's).
+    """Pack documents into rows of `length` tokens: long ones are cut, short ones share a row (first fit, shuffled).
 
-    share=False: one document a row, for models that cannot be told where a document ends.
+    share: False puts one document in a row, for models without document masks.
     """
     if length < 4:
         raise InputError(f"rows of {length} tokens are too short to learn from; give at least 4")
@@ -289,14 +288,14 @@ def pack(documents: Sequence[Document], length: int, seed: int = 0, share: bool 
         (d.tokens[i : i + length], d.learn[i : i + length])
         for d in documents
         for i in range(0, len(d.tokens), length)
-        if any(d.learn[i + 2 : i + length])  # a drafter's first token is the third of a text
+        if any(d.learn[i + 2 : i + length])  # the first drafted token is the third of a text
     ]
     if not parts:
         raise InputError("no document is long enough to learn from; give longer texts")
     order = torch.randperm(len(parts), generator=torch.Generator().manual_seed(seed)).tolist()
     rows: list[list[int]] = []
     free: list[int] = []
-    open_ = 0  # rows before this one are full enough
+    open_ = 0  # first row with space left
     for i in order:
         size = len(parts[i][0])
         at = next((r for r in range(open_, len(rows)) if free[r] >= size), None) if share else None
@@ -329,19 +328,19 @@ def order(rows: int, seed: int, epoch: int) -> list[int]:
 
 
 def trimmed(documents: Sequence[Document], vocab: int, size: int) -> Int[Tensor, " size"] | None:
-    """The tokens of a draft vocabulary; None where it would be the whole one. `size` as in `draft_size`."""
+    """The tokens of a draft vocabulary; None for the full vocabulary. size: as in `draft_size`."""
     size = draft_size(documents, vocab, size)
     return frequent(documents, vocab, size) if size < vocab else None
 
 
 def draft_size(documents: Sequence[Document], vocab: int, size: int = -1) -> int:
-    """How many tokens a draft vocabulary holds.
+    """The size of a draft vocabulary.
 
     Args:
-        documents: what is learned.
+        documents: the training documents.
         vocab: the target's tokens.
-        size: so many; 0: all; -1: the least power of two from 4,096 to 32,768 whose tokens are COVERED of what is
-            learned, and all where that is over half of the vocabulary.
+        size: number of tokens; 0: all; -1: the least power of two from 4,096 to 32,768 that covers a share COVERED of
+            the training tokens, and all if that is over half of the vocabulary.
 
     Raises:
         InputError: the size is out of range.
@@ -357,14 +356,14 @@ def draft_size(documents: Sequence[Document], vocab: int, size: int = -1) -> int
 
 
 def frequent(documents: Iterable[Document], vocab: int, size: int) -> Int[Tensor, " size"]:
-    """The `size` tokens learned most often, ascending; ties to those read more often, then to the lower id."""
+    """The `size` most frequent training tokens, ascending; ties by frequency in the input, then by id."""
     learned, read = _counts(documents, vocab)
     counts = learned * (int(read.sum()) + 1) + read
     return counts.sort(descending=True, stable=True).indices[:size].sort().values
 
 
 def _counts(documents: Iterable[Document], vocab: int) -> tuple[Int[Tensor, " v"], Int[Tensor, " v"]]:
-    """How often each token is learned, and how often it is read."""
+    """Counts of each token with loss, and in the input."""
     learned, read = torch.zeros(vocab, dtype=torch.long), torch.zeros(vocab, dtype=torch.long)
     coming = iter(documents)
     while some := list(islice(coming, 1024)):

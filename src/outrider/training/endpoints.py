@@ -1,7 +1,7 @@
-"""An OpenAI-compatible server as a writer of training data: what it is asked, and what its answers hold.
+"""Requests to OpenAI-compatible servers for training data, and their responses.
 
-Servers that are asked for token ids give those that the model wrote (docs/training.md says which do). A text would have
-to be tokenised anew, and the tokens of that need not be the same.
+Token ids are requested, since tokenising the text again need not give the same tokens (docs/training.md lists servers
+that return them).
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ import httpx2
 from ..params import InputError
 from .questions import Asked
 
-KEY = "OUTRIDER_API_KEY"  # in the environment: what servers want to be sent
+KEY = "OUTRIDER_API_KEY"  # environment variable with the servers' key
 
 
 class Refused(Exception):
-    """A server will not answer this question, whoever asks."""
+    """A server refuses this question permanently."""
 
 
 @dataclass(eq=False)
 class Failed(Exception):
-    """A server has not answered this time. `wait`: seconds that it asks for; `spoilt`: it began, and did not finish."""
+    """A temporary failure. wait: seconds that the server requests; spoilt: its answer was incomplete."""
 
     reason: str
     wait: float | None = None
@@ -37,8 +37,8 @@ class Failed(Exception):
 
 @dataclass(frozen=True)
 class Wish:
-    """What is asked beside the question; question i has the seed `seed` + i. A text's first `opening` words are sent,
-    since words can be counted without a tokenizer."""
+    """Settings of requests; question i uses `seed` + i. Of a text its first `opening` words are sent, since words can
+    be counted without a tokenizer."""
 
     model: str
     max_new_tokens: int = 256
@@ -50,16 +50,16 @@ class Wish:
 def body(what: Asked, wish: Wish, number: int) -> dict[str, Any]:
     """The request of question `number`: for /v1/chat/completions if it has messages, else for /v1/completions."""
     if isinstance(what, str):
-        found = re.match(rf"\s*(?:\S+\s+){{0,{wish.opening - 1}}}\S+", what)
-        asked: dict[str, Any] = {"prompt": found[0] if found else what}
+        start = re.match(rf"\s*(?:\S+\s+){{0,{wish.opening - 1}}}\S+", what)
+        request: dict[str, Any] = {"prompt": start[0] if start else what}
     else:
-        asked = {"messages": what}
-    law = {"max_tokens": wish.max_new_tokens, "temperature": wish.temperature, "seed": wish.seed + number}
-    return {"model": wish.model, **asked, **law, "return_token_ids": True}
+        request = {"messages": what}
+    sampling = {"max_tokens": wish.max_new_tokens, "temperature": wish.temperature, "seed": wish.seed + number}
+    return {"model": wish.model, **request, **sampling, "return_token_ids": True}
 
 
 def line(key: str, body: dict[str, Any], answer: Any) -> dict[str, Any]:
-    """A server's answer as a line of training data, with its token ids where it gives both the prompt's and its own.
+    """A response as a line of training data, with token ids if it has both the prompt's and its own.
 
     Args:
         key: the line's id.
@@ -67,7 +67,7 @@ def line(key: str, body: dict[str, Any], answer: Any) -> dict[str, Any]:
         answer: the response, as JSON.
 
     Raises:
-        Failed: the response holds no answer, or one that was broken off.
+        Failed: the response has no answer, or an incomplete one.
     """
     try:
         choice = answer["choices"][0]
@@ -88,12 +88,12 @@ def line(key: str, body: dict[str, Any], answer: Any) -> dict[str, Any]:
 
 
 def connect(urls: Sequence[str], model: str | None = None) -> tuple[list[str], str]:
-    """The servers' addresses without /v1, and the model that all of them serve: `model`, or the first that they name.
+    """The servers' addresses without /v1, and the model that all of them serve: `model`, or their first.
 
     Raises:
         InputError: a server does not answer or does not serve the model, or two serve different ones.
     """
-    found: dict[str, str] = {}
+    served: dict[str, str] = {}
     with httpx2.Client(timeout=10, headers=headers()) as client:
         for given in urls:
             url = given.rstrip("/").removesuffix("/v1")
@@ -108,17 +108,17 @@ def connect(urls: Sequence[str], model: str | None = None) -> tuple[list[str], s
                 names = []
             if not names or (model is not None and model not in names):
                 raise InputError(f"{url} serves {', '.join(names) or 'no model'}" + (f", not {model}" if model else ""))
-            found[url] = model or names[0]
-    if len(set(found.values())) > 1:
-        raise InputError(f"{' and '.join(f'{u} serves {m}' for u, m in found.items())}; name the MODEL to be asked")
-    return list(found), next(iter(found.values()))
+            served[url] = model or names[0]
+    if len(set(served.values())) > 1:
+        raise InputError(f"{' and '.join(f'{u} serves {m}' for u, m in served.items())}; name the MODEL to use")
+    return list(served), next(iter(served.values()))
 
 
 async def ask(client: httpx2.AsyncClient, url: str, body: dict[str, Any]) -> Any:
     """A server's response to a request, as JSON.
 
     Raises:
-        Failed: not this time. Refused: never this question. InputError: nothing of ours.
+        Failed: temporarily. Refused: for this question. InputError: the server denies access.
     """
     path = "chat/completions" if "messages" in body else "completions"
     try:
@@ -137,7 +137,7 @@ async def ask(client: httpx2.AsyncClient, url: str, body: dict[str, Any]) -> Any
     try:
         return response.json()
     except ValueError:
-        raise Failed("answers something that is not JSON", spoilt=True) from None
+        raise Failed("answers with something that is not JSON", spoilt=True) from None
 
 
 def headers() -> dict[str, str]:
@@ -150,15 +150,15 @@ def _reason(error: Exception) -> str:
     if isinstance(error, httpx2.TimeoutException):
         return "does not answer in time"
     if isinstance(error, httpx2.UnsupportedProtocol | httpx2.InvalidURL):
-        return "is no address, such as http://localhost:8000"
-    return "breaks off the connection"
+        return "is not an address such as http://localhost:8000"
+    return "closes the connection"
 
 
 def _said(response: httpx2.Response) -> str:
-    """A status with the server's own words, in one short line."""
+    """A status with the server's message, in one short line."""
     try:
-        found = response.json()
-        words = found.get("error", found)
+        content = response.json()
+        words = content.get("error", content)
         words = words.get("message", "") if isinstance(words, dict) else words
     except (ValueError, AttributeError):
         words = ""
@@ -166,7 +166,7 @@ def _said(response: httpx2.Response) -> str:
 
 
 def _retry_after(response: httpx2.Response) -> float | None:
-    """Seconds that the server asks for, ten minutes at most: a number, or a date."""
+    """Seconds of Retry-After, a number or a date; at most ten minutes."""
     given = response.headers.get("retry-after", "")
     try:
         wait = float(given) if given.strip().isdigit() else parsedate_to_datetime(given).timestamp() - time.time()

@@ -1,4 +1,4 @@
-"""What a drafter in training is worth: the held-out loss, and the acceptance of real decoding."""
+"""Evaluation of a drafter in training: held-out loss, and acceptance in decoding."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from .features import TargetFeatures
 
 @dataclass(frozen=True)
 class Acceptance:
-    """Of texts decoded without end of text: tokens per round (the target's own included), and alpha per position."""
+    """Of texts decoded past end of text: tokens per round (the target's own included), and alpha per position."""
 
     tau: float
-    alpha: list[float]  # [d]: accepted depth d + 1, of those rounds that tested it
+    alpha: list[float]  # [d]: share of rounds accepting depth d + 1, of those that tested it
     rounds: int
 
 
 def held_out_loss(
     objective: Any, batch: Batch, features_of: Callable[[Batch], TargetFeatures], rows: int
 ) -> tuple[float, dict[str, float]]:
-    """The mean loss per learned position, and the parts."""
+    """The mean loss per position, and its parts."""
     was = objective.training
     objective.eval()
     total, weight = 0.0, 0.0
@@ -40,24 +40,24 @@ def held_out_loss(
             loss, count, hits = objective(part, features_of(part))
             total, weight = total + float(loss), weight + float(count)
             for name, value in hits.items():
-                if value == value:  # a batch in which nothing was tested gives no share
+                if value == value:  # NaN for a batch without tests
                     parts.setdefault(name, []).append(float(value))
     objective.train(was)
     return total / max(weight, 1.0), {name: sum(v) / len(v) for name, v in parts.items()}
 
 
 def prompts_of(documents: Sequence[Document], count: int, remaining: int, context: int) -> list[list[int]]:
-    """Beginnings of held-out documents: up to the first learned token, or a third of a plain text."""
-    found = []
+    """Prompts from held-out documents: up to the first token with loss, or a third of a plain text."""
+    prompts = []
     for document in documents:
         first = document.learn.index(True) if True in document.learn else len(document.tokens)
         size = first if first > 4 else len(document.tokens) // 3
         size = min(size, context - remaining - 2)
         if size >= 4:
-            found.append(list(document.tokens[:size]))
-        if len(found) == count:
+            prompts.append(list(document.tokens[:size]))
+        if len(prompts) == count:
             break
-    return found
+    return prompts
 
 
 def acceptance(

@@ -25,7 +25,7 @@ from ..core.protocols import Target
 from ..params import InputError
 from .data import Batch
 
-TOGETHER = 4  # documents that a compiled pass reads at once
+TOGETHER = 4  # documents per native pass
 
 
 @dataclass(frozen=True)
@@ -33,16 +33,16 @@ class TargetFeatures:
     """Features by tap, as `TargetOutput` has them: -1 is after the final norm, k the input of layer k."""
 
     features: dict[int, Float[Tensor, "b n h"]]
-    read: int = 0  # tokens that the target has read for them now
+    read: int = 0  # tokens that the target computed for them
 
 
 def mask_of(batch: Batch, dtype: torch.dtype, window: int | None = None) -> Float[Tensor, "b 1 n n"]:
-    """Additive: a token sees its own document, up to itself. Padding sees itself, so that nothing becomes NaN."""
+    """An additive mask: a token attends to its own document up to itself. Padding attends to itself, to avoid NaN."""
     return additive(visible(batch, window), dtype)[:, None]
 
 
 def visible(batch: Batch, window: int | None = None) -> Bool[Tensor, "b n n"]:
-    """Which places attend to which [b, n, n]: earlier ones of the same document, `window` of them at most."""
+    """The attention mask [b, n, n]: earlier positions of the same document, at most `window` of them."""
     d, n = batch.documents, batch.documents.shape[1]
     seen = (d[:, :, None] == d[:, None, :]) & torch.ones(n, n, dtype=torch.bool, device=d.device).tril()
     if window is not None:
@@ -51,16 +51,16 @@ def visible(batch: Batch, window: int | None = None) -> Bool[Tensor, "b n n"]:
 
 
 def see(target: Target, batch: Batch, taps: tuple[int, ...], half: bool = False) -> TargetFeatures:
-    """The target's hidden states by tap, [b, n, h]: one pass without gradients, each document by itself.
+    """The target's hidden states by tap, [b, n, h]: one pass without gradients, documents separate.
 
     Args:
-        target: its weights are not changed.
+        target: frozen.
         batch: packed rows.
         taps: -1 is after the final norm, k the input of layer k; none gives no features, without a pass.
-        half: a stock model computes in bfloat16; native passes have a precision of their own.
+        half: compute a stock model in bfloat16; native passes have their own precision.
 
     Returns:
-        Features in the precision that drafters learn in, float32 at least.
+        Features in the precision of training, float32 at least.
     """
     if not taps:  # an objective that trains the target itself
         return TargetFeatures({})
@@ -73,14 +73,14 @@ def see(target: Target, batch: Batch, taps: tuple[int, ...], half: bool = False)
 
 
 def learned(kind: torch.dtype) -> torch.dtype:
-    """The precision that a drafter learns in, for a target of this one: never half, or small updates are lost."""
+    """The precision of training for a target of this one: at least float32, or small updates are lost."""
     return torch.promote_types(kind, torch.float32)
 
 
 def compiled(target: Target, batch: Batch, taps: tuple[int, ...]) -> dict[int, Float[Tensor, "b n h"]]:
-    """The same by passes in compiled code, which read every document as a prompt of its own; zeros for padding.
+    """The same by native passes, with every document as a prompt; zeros for padding.
 
-    TOGETHER documents at a time, those of a length side by side: room is made for the longest of them.
+    TOGETHER documents at a time, of similar length, since buffers are sized for the longest.
     """
     states_by_tap = {tap: torch.zeros(*batch.tokens.shape, target.hidden, dtype=dtype_of(target)) for tap in taps}
     places = documents_of(batch)
@@ -97,7 +97,7 @@ def compiled(target: Target, batch: Batch, taps: tuple[int, ...]) -> dict[int, F
 
 
 def documents_of(batch: Batch) -> list[tuple[int, Int[Tensor, " n"]]]:
-    """Row and places of every document."""
+    """Row and positions of every document."""
     return [
         (row, torch.nonzero(batch.documents[row] == number)[:, 0])
         for row in range(len(batch.keys))
@@ -107,7 +107,7 @@ def documents_of(batch: Batch) -> list[tuple[int, Int[Tensor, " n"]]]:
 
 
 def hidden(target: HFTarget, batch: Batch, half: bool = False) -> Any:
-    """All hidden states of a batch, with gradients where they are on."""
+    """All hidden states of a batch, with gradients if enabled."""
     family, model = target.family, target.model
     inputs: dict[str, Any] = {"input_ids": batch.tokens}
     if "position_ids" in target.accepts:
@@ -123,22 +123,22 @@ def hidden(target: HFTarget, batch: Batch, half: bool = False) -> Any:
         named = {name: made[window] for name, window in target.windows.items()}
         inputs["attention_mask"] = named if family.typed else named[""]
     cast = torch.autocast(torch.device(target.device).type, torch.bfloat16) if half else nullcontext()
-    # Of our own kernels none: a plain batch has no tree, and SDPA with a mask is what the model brings.
+    # Without our kernels: a plain batch has no tree, and the model's SDPA takes a mask.
     with cast, attention.switched(target.config, "sdpa" if family.attention != "eager" else None, target.experts):
         out = model(**inputs, use_cache=False, output_hidden_states=True, return_dict=True)
     return out.hidden_states
 
 
 class FeatureCache:
-    """Features of documents on disk, a file each, for later epochs and for other trainings that read the same taps.
+    """A cache of features on disk, a file per document, for later epochs and other trainings with the same taps.
 
     Args:
-        folder: made if it is not there.
-        taps: the hidden states that are kept.
-        half: does a stock model compute in bfloat16?
+        folder: created if missing.
+        taps: the hidden states to keep.
+        half: whether a stock model computes in bfloat16.
         of: the target's fingerprint.
-        limit: bytes that the folder may hold; what comes later is computed anew each time. None: a quarter of what is
-            free on the disk.
+        limit: maximum bytes of the folder; features beyond it are computed each time. None: a quarter of the free
+            disk space.
 
     Raises:
         InputError: the folder holds the features of another target, or cannot be written.
@@ -154,16 +154,16 @@ class FeatureCache:
                 f"{folder} holds the features of another target or precision; give another folder, or remove it"
             )
         files.write(mark, json.dumps({"target": of}))
-        # Finished files alone: another process's unfinished ones may vanish meanwhile.
+        # Only complete files: temporary ones of another process may vanish meanwhile.
         used = sum(entry.stat().st_size for entry in os.scandir(folder) if entry.is_file())
-        self.room = (shutil.disk_usage(folder).free // 4 + used if limit is None else limit) - used
+        self.free = (shutil.disk_usage(folder).free // 4 + used if limit is None else limit) - used
 
     def see(self, target: Target, batch: Batch) -> TargetFeatures:
-        """The batch's features: those of documents that are here from disk, others computed and kept."""
+        """The batch's features: loaded from disk if cached, else computed and cached."""
         batch = batch.to("cpu")
         places = [(row, at, self._path(batch.tokens[row, at])) for row, at in documents_of(batch)]
         here = [path.exists() for _, _, path in places]
-        if isinstance(target, HFTarget) and target.processes > 1:  # they see it together or not at all
+        if isinstance(target, HFTarget) and target.processes > 1:  # all of them must compute it, or none
             here = [spread.agreed(target.model, all(here))] * len(here)
         lacking = [place for place, known in zip(places, here, strict=True) if not known]
         kind = torch.bfloat16 if self.half and isinstance(target, HFTarget) else dtype_of(target)
@@ -188,23 +188,23 @@ class FeatureCache:
 
     def _keep(self, path: Path, states: Float[Tensor, "taps n h"]) -> None:
         raw = states.contiguous().view(torch.uint8).numpy()
-        if raw.nbytes <= self.room:
-            self.room -= raw.nbytes
+        if raw.nbytes <= self.free:
+            self.free -= raw.nbytes
             files.write(path, raw.tofile)
 
 
 def digest(rows: Batch) -> str:
-    """Which rows these are, as 16 hexadecimal digits."""
+    """A hash of the rows, 16 hexadecimal digits."""
     return hashlib.sha256(rows.tokens.numpy().tobytes() + rows.documents.numpy().tobytes()).hexdigest()[:16]
 
 
 def fingerprint(target: Target, half: bool = False) -> str:
-    """Which target this is, by some numbers of every weight, and in which precision it is run."""
+    """A fingerprint of the target: samples of every weight, and its precision."""
     if not isinstance(target, HFTarget):
         return f"{target.mark}-{target.precision}"
     digest = hashlib.sha256(b"half" if half else b"")
     for name, p in target.model.named_parameters():
-        whole: Any = p.full_tensor() if isinstance(p, DTensor) else p
-        some = whole.detach().flatten()[:: max(1, p.numel() // 64)][:64]
+        full: Any = p.full_tensor() if isinstance(p, DTensor) else p
+        some = full.detach().flatten()[:: max(1, p.numel() // 64)][:64]
         digest.update(name.encode() + some.double().cpu().numpy().tobytes())
     return digest.hexdigest()[:16]

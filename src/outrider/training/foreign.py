@@ -1,8 +1,8 @@
-"""Features from a folder that another engine has written: found by their texts' tokens, held against the target.
+"""Features from a folder of another engine: looked up by the tokens of texts, and checked against the target.
 
-The folder's `features.json` says what its files do not: of which target they are and which layers they hold. Both are
-checked: the first text is read by the target itself, and every layer of the file must be nearest to the one that it is
-said to be, among all of them with and without the final norm.
+The folder's `features.json` names the target and the layers of its files. Both are checked: the target computes the
+first text, and every layer of the file must be nearest to the layer of its name, among all layers with and without the
+final norm.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from .features import TargetFeatures, learned, see
 
 HEADER = "features.json"
 SAME = ("hidden_size", "num_hidden_layers", "vocab_size")  # of the target's config
-FAR = 0.5  # a layer whose median token differs by this share of its length is none of this target's
-PROBE = 64  # tokens that are read by the target itself
+FAR = 0.5  # relative difference of the median token from which on a layer is not this target's
+PROBE = 64  # tokens that the target computes for the check
 
 
 @dataclass(frozen=True)
 class Header:
-    """What a folder holds. Layer k is the input of layer k, and the number of layers is the last one's output,
-    `normed` by the target's final norm or not."""
+    """The contents of a folder. Layer k is the input of layer k; the number of layers means the output of the last one,
+    with the target's final norm if `normed`."""
 
     target: dict[str, int]
     layers: tuple[int, ...]
@@ -45,11 +45,11 @@ class Header:
     def read(cls, folder: Path) -> Header:
         path = folder / HEADER
         if not path.is_file():
-            raise InputError(f"{folder} has no {HEADER} to say what its files hold; write it as docs/training.md shows")
-        found = json_of(path)
+            raise InputError(f"{folder} has no {HEADER} that describes its files; write it as docs/training.md shows")
+        header = json_of(path)
         try:
-            target = {name: int(found["target"][name]) for name in SAME}
-            layers, normed = tuple(int(k) for k in found["layers"]), found["normed"]
+            target = {name: int(header["target"][name]) for name in SAME}
+            layers, normed = tuple(int(k) for k in header["layers"]), header["normed"]
             assert isinstance(normed, bool)
             assert layers
             assert all(a < b for a, b in pairwise(layers))
@@ -60,28 +60,28 @@ class Header:
         return cls(target, layers, normed)
 
     def check(self, target: HFTarget, taps: tuple[int, ...], where: Path) -> None:
-        """Is it of a target of these sizes, with the layers that a drafter reads?"""
+        """Raise InputError unless it is of a target of these sizes, with the layers that the drafter reads."""
         for name in SAME:
             if (mine := int(getattr(target.config, name))) != self.target[name]:
                 raise InputError(f"{where} is of a target with {name} {self.target[name]}, and this one has {mine}")
         if lacking := sorted({place(tap, target) for tap in taps} - set(self.layers)):
             raise InputError(
-                f"{where} has the layers {_list(self.layers)}, and the drafter reads {_list(lacking)} too; "
-                "write these as well, or choose others by --option taps"
+                f"{where} has the layers {_list(self.layers)}, and the drafter also reads {_list(lacking)}; "
+                "write these too, or choose others by --option taps"
             )
 
 
 def place(tap: int, target: HFTarget) -> int:
-    """The layer that a tap is called in other engines: -1, after the final norm, is the last one."""
+    """The layer number of a tap in other engines: -1, after the final norm, is the last one."""
     return int(target.config.num_hidden_layers) if tap == -1 else tap
 
 
 class ForeignFeatures:
-    """The features of a folder for the texts of `rows`; a batch with a text that has none is seen by the target.
+    """The features of a folder for the texts of `rows`; batches with other texts are computed by the target.
 
     Raises:
-        InputError: the folder's header or its first text does not fit the target, no text of the rows has features, or
-            one that has is longer than a row.
+        InputError: the folder's header or its first text does not match the target, no text of the rows has features,
+            or one of them is longer than a row.
     """
 
     def __init__(self, folder: Path, target: HFTarget, rows: Batch, taps: tuple[int, ...], say: Callable[[str], None]):
@@ -92,20 +92,20 @@ class ForeignFeatures:
         for path in hidden_states.paths(folder):
             tokens = hidden_states.tokens_of(path)
             if len(tokens) > length:
-                raise InputError(f"{path} has {len(tokens)} tokens and rows must not have fewer; give --length")
+                raise InputError(f"{path} has {len(tokens)} tokens, more than a row; raise --length")
             self.files[key(tokens)] = path
         texts = [key(tokens) for r in range(len(rows.keys)) for _, tokens in _texts(rows, r)]
-        found = [name for name in texts if name in self.files]
-        if not found:
+        known = [name for name in texts if name in self.files]
+        if not known:
             raise InputError(
                 f"{folder} has features of {len(self.files)} texts, and the data has none of these with the same tokens"
             )
         with torch.no_grad():
-            self.norm = verify(target, self.header, self.files[found[0]])
-        say(f"features in {folder}: {len(found)} of {len(texts)} texts; the target reads the others itself")
+            self.norm = verify(target, self.header, self.files[known[0]])
+        say(f"features in {folder}: {len(known)} of {len(texts)} texts; the target computes the others")
 
     def see(self, target: HFTarget, batch: Batch, half: bool) -> TargetFeatures:
-        """The batch's features: from the folder if all its texts are there, else the target's own."""
+        """The batch's features: from the folder if it has all texts, else computed by the target."""
         width, kind = int(target.config.hidden_size), learned(target.dtype)
         made = {tap: torch.zeros(*batch.tokens.shape, width, dtype=kind, device=target.device) for tap in self.taps}
         for r in range(len(batch.keys)):
@@ -128,13 +128,13 @@ class ForeignFeatures:
 
 
 def verify(target: HFTarget, header: Header, path: Path) -> nn.Module:
-    """Hold a file's layers against what the target itself makes of the same tokens.
+    """Compare a file's layers with the target's for the same tokens.
 
     Returns:
         The target's final norm.
 
     Raises:
-        InputError: a layer is nearer to another one than to the one that it is said to be, or far from all.
+        InputError: a layer is nearer to another one than to the one of its name, or far from all.
     """
     states = hidden_states.load(path, int(target.config.hidden_size))
     if states.layers.shape[1] != len(header.layers):
@@ -145,16 +145,16 @@ def verify(target: HFTarget, header: Header, path: Path) -> nn.Module:
         theirs = states.layers[: len(states.tokens[:PROBE]), i].to(target.device, torch.float32)
         apart = {name: float(((theirs - x).norm(dim=-1) / x.norm(dim=-1)).median()) for name, x in mine.items()}
         nearest = min(apart, key=lambda name: apart[name])
-        said = f"{layer}" if layer < last else f"{last} {'after' if header.normed else 'before'} the final norm"
+        claimed = f"{layer}" if layer < last else f"{last} {'after' if header.normed else 'before'} the final norm"
         if apart[nearest] > FAR:
-            raise InputError(f"{path} is none of this target's: its layer {said} is like none of the target's layers")
-        if nearest != said:
-            raise InputError(f"{path} holds layer {nearest} where {HEADER} says layer {said}; correct the header")
+            raise InputError(f"{path} is not of this target: its layer {claimed} resembles none of the target's")
+        if nearest != claimed:
+            raise InputError(f"{path} has layer {nearest} where {HEADER} says layer {claimed}; correct the header")
     return norm
 
 
 def own(target: HFTarget, tokens: Sequence[int]) -> tuple[nn.Module, dict[str, Float[Tensor, "t h"]]]:
-    """The final norm, and the target's hidden states of a text by the names that `verify` uses."""
+    """The final norm, and the target's hidden states of a text, by the names in `verify`."""
     called: list[tuple[nn.Module, Tensor]] = []
 
     def note(module: nn.Module, given: Any, out: Any) -> None:
@@ -172,7 +172,7 @@ def own(target: HFTarget, tokens: Sequence[int]) -> tuple[nn.Module, dict[str, F
         for hook in hooks:
             hook.remove()
     if not called:
-        raise InputError(f"{target.config.model_type} has no final norm that could be found; leave --features out")
+        raise InputError(f"{target.config.model_type} has no recognisable final norm; leave --features out")
     norm, before = called[-1]  # the decoder's last part
     last = int(target.config.num_hidden_layers)
     mine = {str(k): x[0].float() for k, x in enumerate(out.hidden_states[:last])}
@@ -182,12 +182,12 @@ def own(target: HFTarget, tokens: Sequence[int]) -> tuple[nn.Module, dict[str, F
 
 
 def key(tokens: Sequence[int]) -> bytes:
-    """A text's name."""
+    """A hash of a text's tokens."""
     return hashlib.sha256(json.dumps(list(tokens)).encode()).digest()
 
 
 def _texts(batch: Batch, row: int) -> list[tuple[Tensor, list[int]]]:
-    """The texts of a row: where they stand, and their tokens."""
+    """The texts of a row: positions and tokens."""
     numbers = batch.documents[row]
     places = [(numbers == number).nonzero()[:, 0] for number in range(int(numbers.max()) + 1)]
     return [(here, batch.tokens[row, here].tolist()) for here in places]

@@ -1,4 +1,4 @@
-"""Training data by the target itself: it writes the answers, in batches, speculating; the file grows line by line."""
+"""Training data from the target: it generates the answers in batches, appended line by line."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from ..engine.stopping import Stop
 from ..params import Interrupted, Sampling
 from .questions import finished
 
-WINDOW = 8  # batches: so many questions are ordered by length, since rows of one length read no padding
+WINDOW = 8  # batches whose questions are sorted by length, to reduce padding
 
 
 def write(
     target: Target,
     drafter: Drafter,
     tokenizer: Any,
-    asked: Sequence[tuple[str, Any]],
+    items: Sequence[tuple[str, Any]],
     out: str | Path,
     max_new_tokens: int,
     temperature: float,
@@ -33,15 +33,15 @@ def write(
     eos: frozenset[int],
     done: Callable[[int], None] = lambda count: None,
 ) -> int:
-    """Append an answer for every question that has none in `out`.
+    """Append an answer for every question without one in `out`.
 
-    A text is continued from its first `opening` tokens. Question i is answered with seed + i, whatever was there.
+    A text is continued from its first `opening` tokens. Question i uses seed + i.
 
     Returns:
-        How many answers were written. An empty answer is not, since nothing can be learned from it.
+        The number of answers written. Empty answers are not.
 
     Raises:
-        InputError: `out` is not a file of this command, or cannot be written; what it holds is kept.
+        InputError: `out` is not a file of this command, or cannot be written; its contents are kept.
         Interrupted: at Ctrl-C; the answers so far are kept.
     """
     out, written = Path(out), 0
@@ -53,7 +53,7 @@ def write(
         return stop.text(row.request.prompt, row.output)
 
     def line(i: int, what: Any, ids: Sequence[int], row: Row) -> dict[str, Any]:
-        answer, ends = answer_of(row), row.finish == "eos"  # an answer that was cut off has no end to learn
+        answer, ends = answer_of(row), row.finish == "eos"  # a truncated answer has no end
         if isinstance(what, str):
             return {"id": i, "prompt": text_of(words.open(), ids), "completion": answer, "ends": ends}
         return {"id": i, "messages": [*what, {"role": "assistant", "content": answer}], "ends": ends}
@@ -65,7 +65,7 @@ def write(
     try:
         with files.alone(out):
             have = finished(out)
-            todo = [(i, what, _ids(tokenizer, what, opening)) for i, (_, what) in enumerate(asked) if i not in have]
+            todo = [(i, what, _ids(tokenizer, what, opening)) for i, (_, what) in enumerate(items) if i not in have]
             some = WINDOW * batch_size
             todo = [one for i in range(0, len(todo), some) for one in sorted(todo[i : i + some], key=_length)]
             requests = [Request(ids, seed + i, max_new_tokens, sampling, cut) for i, _, ids in todo]
@@ -78,7 +78,7 @@ def write(
                 done(1)
     except KeyboardInterrupt:
         more = f"{written} answer{'' if written == 1 else 's'} more"
-        raise Interrupted(f"{out} has {more}, the same command goes on from there") from None
+        raise Interrupted(f"{out} has {more}, the same command resumes from there") from None
     return written
 
 

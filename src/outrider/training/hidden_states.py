@@ -1,10 +1,10 @@
-"""Hidden states as other engines write them, a text to a file: vLLM's and speculators' folders, and SpecForge's.
+"""Hidden states in the formats of other engines, one text per file: vLLM, speculators and SpecForge.
 
 vLLM's `ExampleHiddenStatesConnector` writes safetensors with `hidden_states` [t, layers, h] and `token_ids` [t];
 speculators names them hs_N.safetensors, and its fp8 connector adds `hidden_states_scales`, one for each token.
 SpecForge's `prepare_hidden_states.py` writes rows_*/data_N.ckpt(.gz) with `input_ids`, `loss_mask`, the layers that a
-drafter reads side by side (`aux_hidden_state` [1, t, layers * h]) and the last one (`hidden_state` [1, t, h]). No file
-says which layers these are.
+drafter reads, concatenated (`aux_hidden_state` [1, t, layers * h]), and the last one (`hidden_state` [1, t, h]). No
+file names the layers.
 """
 
 from __future__ import annotations
@@ -27,42 +27,42 @@ from ..params import InputError
 
 @dataclass(frozen=True)
 class States:
-    """A text's tokens, and the hidden states of each: layers in the order of the file, the last one at the end."""
+    """A text's tokens with their hidden states, layers in the order of the file, the last one at the end."""
 
     tokens: list[int]
     layers: Float[Tensor, "t l h"]
 
 
 def paths(folder: Path) -> Iterator[Path]:
-    """The files of a folder and of those below it, in order."""
+    """The files of a folder and its subfolders, sorted."""
     for path in sorted(folder.rglob("*")):
         if path.name.endswith((".safetensors", ".ckpt", ".ckpt.gz")):
             yield path
 
 
 def tokens_of(path: Path) -> list[int]:
-    """A file's tokens alone; its hidden states are not read where that can be avoided."""
+    """A file's tokens, without its hidden states where the format allows."""
     if path.suffix == ".safetensors":
         return _of(path, "token_ids").tolist()
     return _ckpt(path)["input_ids"].flatten().tolist()
 
 
 def learned(path: Path) -> tuple[list[int], list[bool]]:
-    """A file's tokens, and for each whether it is to be learned. Raises InputError where the file does not say so."""
+    """A file's tokens and loss mask. Raises InputError if it has none."""
     if path.suffix == ".safetensors":
-        raise InputError(f"{path} does not say which tokens are to be learned; give the JSONL that it was made from")
-    found = _ckpt(path)
-    return found["input_ids"].flatten().tolist(), found["loss_mask"].flatten().bool().tolist()
+        raise InputError(f"{path} has no loss mask; give the JSONL that it was made from")
+    tensors = _ckpt(path)
+    return tensors["input_ids"].flatten().tolist(), tensors["loss_mask"].flatten().bool().tolist()
 
 
 def load(path: Path, width: int) -> States:
-    """A file with everything that it holds.
+    """Load a file.
 
     Args:
-        width: numbers of a hidden state, h, by which SpecForge's layers are told apart.
+        width: h, the size of a hidden state, which separates SpecForge's layers.
 
     Raises:
-        InputError: the file is damaged, still being written, or of no layout that is known here.
+        InputError: the file is damaged, still being written, or of an unknown format.
     """
     if path.suffix == ".safetensors":
         _check_lock(path)
@@ -70,17 +70,19 @@ def load(path: Path, width: int) -> States:
         if layers.element_size() == 1:
             layers = layers.float() * _of(path, "hidden_states_scales").reshape(-1, 1, 1)
     else:
-        found = _ckpt(path)
-        tokens = found["input_ids"].flatten().tolist()
-        parts = [found[name][0] for name in ("aux_hidden_state", "hidden_state") if name in found]
+        tensors = _ckpt(path)
+        tokens = tensors["input_ids"].flatten().tolist()
+        parts = [tensors[name][0] for name in ("aux_hidden_state", "hidden_state") if name in tensors]
         if any(part.shape[-1] % width for part in parts):
-            raise InputError(f"{path} has hidden states of another width than the target's {width}")
+            raise InputError(f"{path} has hidden states of another size than the target's {width}")
         layers = torch.cat([part.reshape(len(part), -1, width) for part in parts], 1)
     if layers.dim() != 3 or len(layers) != len(tokens) or layers.shape[-1] != width:
         shape = " x ".join(map(str, layers.shape))
-        raise InputError(f"{path} has states of {shape} for {len(tokens)} tokens, and the target's are {width} wide")
+        raise InputError(
+            f"{path} has hidden states of shape {shape} for {len(tokens)} tokens, and the target's have size {width}"
+        )
     if not torch.isfinite(layers).all():
-        raise InputError(f"{path} has hidden states that are no numbers; write it again")
+        raise InputError(f"{path} has hidden states with NaN or infinities; write it again")
     return States(tokens, layers)
 
 
@@ -89,19 +91,19 @@ def _of(path: Path, name: str) -> Tensor:
         with safe_open(path, framework="pt") as file:
             return file.get_tensor(name)
     except (SafetensorError, OSError) as error:
-        raise InputError(f"{path} has no {name} that can be read ({str(error)[:80]}); write it again") from None
+        raise InputError(f"{path} has no readable {name} ({str(error)[:80]}); write it again") from None
 
 
 def _ckpt(path: Path) -> dict[str, Any]:
-    """Tensors alone: a file that would run code is refused."""
+    """Load tensors only: pickles that would run code are refused."""
     try:
         if path.suffix == ".gz":
             with gzip.open(path) as file:
-                found = torch.load(file, map_location="cpu", weights_only=True)  # type: ignore[arg-type]
+                tensors = torch.load(file, map_location="cpu", weights_only=True)  # type: ignore[arg-type]
         else:
-            found = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        assert all(isinstance(found[name], Tensor) for name in ("input_ids", "loss_mask", "hidden_state"))
-        return found
+            tensors = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        assert all(isinstance(tensors[name], Tensor) for name in ("input_ids", "loss_mask", "hidden_state"))
+        return tensors
     except (RuntimeError, EOFError, OSError, pickle.UnpicklingError) as error:
         reason = "it holds more than tensors" if isinstance(error, pickle.UnpicklingError) else str(error)[:80]
         raise InputError(f"{path} cannot be read ({reason}); write it again") from None
@@ -110,7 +112,7 @@ def _ckpt(path: Path) -> dict[str, Any]:
 
 
 def _check_lock(path: Path) -> None:
-    """vLLM holds a lock on a file's .lock while it writes; the lock file may stay behind."""
+    """Check vLLM's lock on a file's .lock, which it holds while writing; the lock file itself may remain."""
     lock = path.with_name(f"{path.name}.lock")
     if lock.exists():
         import fcntl

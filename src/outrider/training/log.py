@@ -1,4 +1,4 @@
-"""What a training says: a progress bar on stderr, lines of JSON, and TensorBoard where it is installed."""
+"""The log of a training: a progress bar on stderr, lines of JSON, and TensorBoard if installed."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ EVERY = 10  # steps between lines
 
 
 class Log:
-    """`log.jsonl` has a line every tenth step and one for every evaluation.
+    """`log.jsonl` has a line every ten steps and one per evaluation.
 
     Args:
         folder: of the run.
-        start, steps: the step that it goes on with, and the last one.
-        rate: operations a second of the machine's large products.
-        main: does this process write?
-        quiet: write nothing on stderr.
+        start, steps: the first step of this session, and the last of the run.
+        rate: operations per second of the machine's GEMMs.
+        main: whether this process writes.
+        quiet: no output on stderr.
     """
 
     def __init__(self, folder: Path, start: int, steps: int, rate: float, main: bool, quiet: bool):
@@ -33,7 +33,7 @@ class Log:
         self.board: Any = None
 
     def open(self) -> None:
-        """Begin to write, in a folder that is there."""
+        """Open the files in an existing folder."""
         self._forget(self.start)
         if importlib.util.find_spec("tensorboard") is not None:
             from torch.utils.tensorboard import SummaryWriter
@@ -79,7 +79,7 @@ class Log:
         useful: float,
         parts: Mapping[str, float],
     ) -> None:
-        """A step of so many tokens, seconds and useful operations, at this learning rate."""
+        """Log a step."""
         self.tokens, self.seconds, self.useful = self.tokens + tokens, self.seconds + seconds, self.useful + useful
         self.losses.append(loss)
         speed, share = self.tokens / self.seconds, self.useful / self.seconds / self.rate
@@ -88,17 +88,17 @@ class Log:
         if self.bar is not None:
             self.bar.update(self.task, completed=step, note=note)
         if step % EVERY == 0 or step == self.steps:
-            if self.bar is not None and not self.bar.console.is_terminal:  # where no bar moves
+            if self.bar is not None and not self.bar.console.is_terminal:  # no bar is drawn
                 left = timedelta(seconds=round((self.steps - step) * self.seconds / len(self.losses)))
                 self.say(f"step {step} of {self.steps}: {note}, {left} left")
             line = {"step": step, "loss": mean, "lr": rate}
             self._write({**line, "tokens_per_second": speed, "rate_share": share, **parts})
             self.tokens, self.seconds, self.useful, self.losses = 0, 0.0, 0.0, []
 
-    def evaluation(self, step: int, loss: float, parts: Mapping[str, float], found: Mapping[str, Any]) -> None:
-        self._write({"step": step, "held_out_loss": loss, **{f"held_out_{k}": v for k, v in parts.items()}, **found})
-        alpha = " ".join(f"{a:.2f}" for a in found["alpha"])
-        self.say(f"step {step}: held-out loss {loss:.4f}, tau {found['tau']:.2f}, alpha by position {alpha}")
+    def evaluation(self, step: int, loss: float, parts: Mapping[str, float], result: Mapping[str, Any]) -> None:
+        self._write({"step": step, "held_out_loss": loss, **{f"held_out_{k}": v for k, v in parts.items()}, **result})
+        alpha = " ".join(f"{a:.2f}" for a in result["alpha"])
+        self.say(f"step {step}: held-out loss {loss:.4f}, tau {result['tau']:.2f}, alpha by position {alpha}")
 
     def _write(self, line: dict[str, Any]) -> None:
         if not self.main:
@@ -111,7 +111,7 @@ class Log:
                     self.board.add_scalar(name, value, line["step"])
 
     def _forget(self, start: int) -> None:
-        """Drop what was logged after the checkpoint that this run goes on from."""
+        """Drop lines after the checkpoint that this run resumes from."""
         if not self.path.exists():
             return
         lines = [line for line in self.path.read_text(encoding="utf-8").splitlines() if line.strip()]

@@ -1,8 +1,8 @@
 """The one training loop, on accelerate: every method, one process or several.
 
-A step's rows, rate and noise follow from (recipe, step) alone, and a checkpoint holds weights and moments in full: a
-run that was interrupted goes on with the same losses, bit for bit on a CPU. Losses are sums divided by what all
-processes learn in the step, so that several processes give the losses of one.
+A step's rows, rate and noise depend on (recipe, step) alone, and a checkpoint has full weights and moments: a resumed
+run has the same losses, bit for bit on a CPU. Losses are sums divided by the positions of all processes in the step, so
+that several processes give the losses of one.
 """
 
 from __future__ import annotations
@@ -39,22 +39,22 @@ from .state import FeaturesOf, State, rows_of
 CACHE = "features"  # folder of the run's own cache, removed when it ends
 SAVE = 300  # seconds between checkpoints
 SHOWN = {"passes": "training passes", "draft_vocab": "tokens that can be drafted"}  # options that a run shows
-TENTH = 10  # of what a run reads is looked at beforehand, where an objective prepares itself
+TENTH = 10  # one in TENTH rows is read beforehand by objectives that prepare themselves
 
 
 class TrainingError(RuntimeError):
-    """A training that cannot go on; the last good checkpoint is kept. The command line exits with 1."""
+    """A training that cannot continue; the last good checkpoint is kept. The command line exits with 1."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """`folder` holds the drafter that did best on held-out text."""
+    """The result; `folder` has the drafter with the lowest held-out loss."""
 
     folder: Path
     steps: int  # done
     loss: float  # of the last step
     best: float  # the lowest held-out loss
-    tau: float  # that drafter's tokens a round on held-out prompts
+    tau: float  # that drafter's tokens per round on held-out prompts
 
 
 def train(
@@ -66,22 +66,22 @@ def train(
     shard: bool = False,
     quiet: bool = False,
 ) -> Result:
-    """Train a drafter for a frozen target; `out/best` is the drafter. The same call goes on after an interruption.
+    """Train a drafter for a frozen target; `out/best` is the drafter. The same call resumes after an interruption.
 
     Args:
-        target: the model that it will draft for, frozen.
-        documents: what is learned and held out (`data.read`).
+        target: the model to draft for, frozen.
+        documents: training and held-out data (`data.read`).
         out: the folder of the run.
-        recipe: method, sizes and rates. A run in `out` may be made longer, and is otherwise held to its recipe; only
-            when it is evaluated and kept may change.
+        recipe: method, sizes and rates. A run in `out` may be made longer, and its evaluations and checkpoints may
+            change; everything else must stay the same.
         stop: end after this many steps, as if interrupted.
-        shard: FSDP2 over the processes there are.
-        quiet: say nothing on stderr.
+        shard: FSDP2 over all processes.
+        quiet: no output on stderr.
 
     Raises:
-        InputError: recipe, documents and target do not go together, or `out` cannot be written or holds another run.
-        TrainingError: a loss was not a number; the checkpoint before it is kept.
-        Interrupted: Ctrl-C; the step that was reached is kept.
+        InputError: recipe, documents and target do not fit, or `out` cannot be written or has another run.
+        TrainingError: a loss was NaN or infinite; the checkpoint before it is kept.
+        Interrupted: Ctrl-C; the current step is kept.
     """
     out = Path(out)
     _check(target, documents, recipe, shard)
@@ -97,7 +97,7 @@ def train(
     if stock is not None:
         stock.model.requires_grad_(False)
 
-    print_ = fingerprint(target, bool(recipe.bf16))  # now: an objective may change the target
+    print_ = fingerprint(target, bool(recipe.bf16))  # before an objective changes the target
 
     def fresh() -> Any:
         torch.manual_seed(recipe.seed)
@@ -105,9 +105,9 @@ def train(
         assert isinstance(made, nn.Module)
         if recipe.init:
             if not isinstance(made, objectives.Begun):
-                raise InputError(f"{recipe.method} cannot begin with a drafter's weights; leave --init out")
+                raise InputError(f"{recipe.method} cannot start from a drafter's weights; leave --init out")
             made.begin(recipe.init)
-        made = made.double() if dtype_of(target) == torch.float64 else made  # networks begin in float32
+        made = made.double() if dtype_of(target) == torch.float64 else made  # networks are created in float32
         return made.to(target.device).train()
 
     objective, saved = fresh(), checkpoint.read(out / "checkpoint.pt")
@@ -117,13 +117,13 @@ def train(
     start, loss, best, tau = (0, math.nan, math.inf, 0.0) if saved is None else _progress(saved)
     rate = product_rate(torch.device(target.device), bool(recipe.bf16))
     log = Log(out, start, recipe.steps, rate, main, quiet)
-    with accelerator.main_process_first() if recipe.cache else nullcontext():  # which makes the files of a cache
+    with accelerator.main_process_first() if recipe.cache else nullcontext():  # which creates the files of a cache
         features_of = _feature_source(target, objective.taps, recipe, rows, out, log.say, print_)
-    log.say(f"{_chosen(recipe, target)}; large products here: {rate / 1e9:,.0f} GFLOPS")
+    log.say(f"{_chosen(recipe, target)}; GEMMs on this machine: {rate / 1e9:,.0f} GFLOPS")
     if saved is not None and saved["of"] != of:
-        log.say("the data is another than before: it goes on with this one, and the best drafter is looked for anew")
+        log.say("the data has changed: the run continues with the new data, and the best drafter so far is discarded")
         best = math.inf
-    log.say(f"{len(rows.keys)} rows of {recipe.length} tokens to learn from, {len(test.keys)} held out")
+    log.say(f"{len(rows.keys)} rows of {recipe.length} tokens for training, {len(test.keys)} held out")
     if saved is None and not recipe.init and isinstance(objective, objectives.Prepared):
         first = range(0, min(len(rows.keys), -(-recipe.steps * recipe.rows // TENTH)), recipe.rows)
         some = (rows.rows(range(i, min(i + recipe.rows, len(rows.keys)))).to(target.device) for i in first)
@@ -135,7 +135,7 @@ def train(
     prompts = prompts_of(held, recipe.prompts, recipe.tokens, target.context)
     last = min(recipe.steps, stop or recipe.steps)
     keeping = files.clearing(out, "checkpoint.pt", "*.safetensors") if main else nullcontext()
-    with _interruptible() as asked, keeping, files.writing(out), log:
+    with _interruptible() as signals, keeping, files.writing(out), log:
         if main:
             recipe.keep(out)
             log.open()
@@ -154,21 +154,21 @@ def train(
             )
             if done % recipe.evaluate == 0 or done == recipe.steps:
                 tau, best = _evaluate(state, fresh, done, target, out, test, features_of, prompts, log, best, tau)
-            halt = state.any(bool(asked))  # one process's signal is for all of them
+            halt = state.any(bool(signals))  # a signal to one process stops all
             due = done % recipe.save == 0 if recipe.save else state.any(time.perf_counter() - kept > SAVE)
             if due or done == last or halt:
                 state.keep(out, done, loss, best, tau)
                 kept = time.perf_counter()
             if halt:
-                raise Interrupted(f"{out} keeps step {done} of {recipe.steps}, the same command goes on from there")
+                raise Interrupted(f"{out} keeps step {done} of {recipe.steps}, the same command resumes from there")
     if last == recipe.steps and main:
         shutil.rmtree(out / CACHE, ignore_errors=True)
     return Result(out / "best", last, loss, best, tau)
 
 
 def _chosen(recipe: Recipe, target: Target) -> str:
-    """What a run computes in, and its options, in one line."""
-    kind = "bfloat16 products, float32 weights" if recipe.bf16 else "full precision"
+    """The precision and options of a run in one line."""
+    kind = "bfloat16 GEMMs, float32 weights" if recipe.bf16 else "full precision"
     passes = "compiled" if target.code is not None else "stock"
     options = {**objectives.options_of(recipe.method), **recipe.options}
     shown = [f"{options[name]} {words}" for name, words in SHOWN.items() if options.get(name)]
@@ -176,28 +176,28 @@ def _chosen(recipe: Recipe, target: Target) -> str:
 
 
 def _vocabulary(recipe: Recipe, documents: Sequence[Document], vocab: int) -> Recipe:
-    """The recipe with the size of the draft vocabulary, where that is left to the data: a run keeps it."""
+    """The recipe with the size of the draft vocabulary, if the data determines it; a resumed run keeps it."""
     left = {**objectives.options_of(recipe.method), **recipe.options}.get("draft_vocab") == -1
     size = draft_size(documents, vocab) if left else 0
     return replace(recipe, options={**recipe.options, "draft_vocab": size}) if left else recipe
 
 
 def precision(recipe: Recipe, device: torch.device, dtype: torch.dtype) -> Recipe:
-    """The recipe with the precision that it leaves open: bfloat16 where the device multiplies it and the target, which
-    computes in `dtype`, is not of float64. Weights and moments are float32 in any case."""
+    """The recipe with its default precision: bfloat16 if the device supports it and the target's `dtype` is not
+    float64. Weights and moments are always float32."""
     fast = dtype != torch.float64 and multiplies_bf16(device)
     return replace(recipe, bf16=fast if recipe.bf16 is None else recipe.bf16)
 
 
 def multiplies_bf16(device: torch.device) -> bool:
-    """Does the device have instructions for products of bfloat16: a GPU's, or AVX512_BF16 or AMX?"""
+    """Whether the device has bfloat16 instructions: a GPU, or AVX512_BF16 or AMX."""
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
     return device.type == "cpu" and (torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
 
 
 def _progress(kept: dict[str, Any]) -> tuple[int, float, float, float]:
-    """The step to go on with, the last loss, and the best held-out loss and its tau so far."""
+    """The next step, the last loss, and the best held-out loss so far with its tau."""
     return int(kept["step"]), float(kept["loss"]), float(kept["best"]), float(kept["tau"])
 
 
@@ -214,11 +214,11 @@ def _evaluate(
     best: float,
     tau: float,
 ) -> tuple[float, float]:
-    """Held-out loss and acceptance; the drafter is kept where its loss is the lowest so far.
+    """Held-out loss and acceptance; the drafter is saved if its loss is the lowest so far.
 
-    Every process calls it. The first one evaluates, and those that hold its target with it do the same.
+    Called by every process. The first one evaluates, and so do those that share its target.
     """
-    recipe, accelerator, objective = state.recipe, state.accelerator, state.whole(fresh)
+    recipe, accelerator, objective = state.recipe, state.accelerator, state.full(fresh)
     if objective is not None:
         loss, parts = held_out_loss(objective, test.to(target.device), features_of, recipe.rows)
         folder = out / ("best" if loss < best else "last")
@@ -237,17 +237,17 @@ def _evaluate(
 def _feature_source(
     target: Target, taps: tuple[int, ...], recipe: Recipe, rows: Batch, out: Path, say: Callable[[str], None], of: str
 ) -> FeaturesOf:
-    """Where a batch's features come from: another engine's files, a cache on disk, or the target each time."""
+    """The source of features: another engine's files, a cache on disk, or the target each time."""
     half = bool(recipe.bf16)
     if recipe.features:
-        assert isinstance(target, HFTarget), "such features are held against the stock model's"
+        assert isinstance(target, HFTarget), "such features are checked against the stock model's"
         foreign = ForeignFeatures(Path(recipe.features), target, rows, taps, say)
         return lambda batch: foreign.see(target, batch.to(target.device), half)
     again = recipe.steps * recipe.rows * recipe.accumulate > len(rows.keys)
     if not taps or not (recipe.cache or (target.device == "cpu" and again)):
         return lambda batch: see(target, batch.to(target.device), taps, half)
     cache = FeatureCache(Path(recipe.cache) if recipe.cache else out / CACHE, taps, half, of)
-    say(f"features are kept in {cache.folder} for later epochs: {cache.room / 1e9:.0f} GB more at most")
+    say(f"features are cached in {cache.folder} for later epochs, at most {cache.free / 1e9:.0f} GB more")
     return lambda batch: cache.see(target, batch.to(target.device))
 
 
@@ -255,7 +255,7 @@ def _check(target: Target, documents: Sequence[Document], recipe: Recipe, shard:
     if target.separate:
         raise InputError("drafters are trained for decoder-only targets")
     if target.integers:
-        raise InputError("drafters are trained for full weights, and draft for quantised ones too; leave weights out")
+        raise InputError("drafters are trained for full weights and also draft for quantised ones; leave weights out")
     if recipe.length > target.context:
         raise InputError(f"rows of {recipe.length} tokens exceed the target's context of {target.context}; give fewer")
     worst = max((max(d.tokens, default=0) for d in documents), default=0)
@@ -275,21 +275,21 @@ def _check_stock(target: HFTarget, recipe: Recipe, shard: bool) -> None:
 
 @contextmanager
 def _interruptible() -> Iterator[list[int]]:
-    """SIGINT and SIGTERM are noted, so that the step under way is finished and kept; a second one ends it at once."""
-    asked: list[int] = []
+    """Record SIGINT and SIGTERM, so that the current step is finished and saved; a second signal ends it at once."""
+    signals: list[int] = []
 
     def note(number: int, frame: Any) -> None:
-        if asked:
+        if signals:
             raise KeyboardInterrupt
-        asked.append(number)
+        signals.append(number)
 
     try:
         before = {s: signal.signal(s, note) for s in (signal.SIGTERM, signal.SIGINT)}
     except ValueError:  # not the main thread
-        yield asked
+        yield signals
         return
     try:
-        yield asked
+        yield signals
     finally:
         for s, handler in before.items():
             signal.signal(s, handler)

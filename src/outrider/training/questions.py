@@ -1,4 +1,4 @@
-"""What is to be answered, and what has been: the questions of JSONL files, and the answers that a file has already."""
+"""The questions of JSONL files, and the answers that a file already has."""
 
 from __future__ import annotations
 
@@ -19,39 +19,39 @@ Asked = str | list[dict[str, str]]
 
 
 def questions(paths: Sequence[str | Path]) -> Iterator[tuple[str, Asked]]:
-    """(where, what to answer) of each line: messages up to the first answer, a prompt, or the opening of a text."""
+    """(position, question) of each line: messages up to the first answer, a prompt, or the opening of a text."""
     for path in map(Path, paths):
         if not path.is_file():
-            raise InputError(f"there is no file {path}; give JSONL whose prompts are to be answered")
+            raise InputError(f"there is no file {path}; give JSONL with prompts")
         for where, row in rows(path):
-            asked = prompt(where, row)
-            if not isinstance(asked, str):
-                asked = list(takewhile(lambda m: m["role"] != "assistant", asked))
-                if not asked:
-                    raise InputError(f"{where} begins with an answer; put a question before it")
-            yield where, asked
+            items = prompt(where, row)
+            if not isinstance(items, str):
+                items = list(takewhile(lambda m: m["role"] != "assistant", items))
+                if not items:
+                    raise InputError(f"{where} starts with an answer; put a question before it")
+            yield where, items
 
 
-def keys(asked: Sequence[Asked]) -> list[str]:
-    """A name of 16 hexadecimal digits for each question, from its content; of equal ones each has its own."""
+def keys(items: Sequence[Asked]) -> list[str]:
+    """A hash of 16 hexadecimal digits for each question; equal questions have different ones."""
     seen: Counter[str] = Counter()
-    found = []
-    for what in asked:
+    hashes = []
+    for what in items:
         text = json.dumps(what, sort_keys=True)
-        found.append(hashlib.sha256(f"{seen[text]} {text}".encode()).hexdigest()[:16])
+        hashes.append(hashlib.sha256(f"{seen[text]} {text}".encode()).hexdigest()[:16])
         seen[text] += 1
-    return found
+    return hashes
 
 
 def finished(out: Path, kind: type = int) -> set[Any]:
-    """The ids of the questions that have an answer; a line cut off by an interruption is removed.
+    """The ids of the answered questions; a line truncated by an interruption is removed.
 
     Args:
         out: the file of answers, which may be absent.
         kind: of ids: int (numbers of questions) or str (`keys`).
 
     Raises:
-        InputError: it is no regular file, or none that this command wrote in this way.
+        InputError: it is not a regular file, or not written by this command.
     """
     if not files.regular(out).exists():
         return set()
@@ -59,7 +59,7 @@ def finished(out: Path, kind: type = int) -> set[Any]:
         *lines, rest = out.read_bytes().split(b"\n")
         if rest:
             os.truncate(out, out.stat().st_size - len(rest))
-    found = set()
+    done = set()
     for number, line in enumerate(lines, 1):
         try:
             key = json.loads(line)["id"]
@@ -67,5 +67,5 @@ def finished(out: Path, kind: type = int) -> set[Any]:
             key = None
         if not isinstance(key, kind):
             raise InputError(f"{out}:{number} was not written by this command; give another --out")
-        found.add(key)
-    return found
+        done.add(key)
+    return done

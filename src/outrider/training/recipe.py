@@ -1,4 +1,4 @@
-"""How long, how fast, on what: the whole recipe of a training, kept beside its checkpoints."""
+"""The recipe of a training, saved beside its checkpoints."""
 
 from __future__ import annotations
 
@@ -15,53 +15,53 @@ from ..schema import from_dict, to_dict
 from .objectives import optimiser_of
 
 NAME = "recipe.json"
-EPOCHS, LEAST = 3, 200  # over the rows, where steps are not given; and steps at least
-FALL = 0.2  # of the steps, over which the rate falls
-FREE = {"steps", "evaluate", "prompts", "tokens", "save", "target", "data", "cache"}  # may differ when a run goes on
+EPOCHS, LEAST = 3, 200  # default epochs, and minimum steps
+FALL = 0.2  # share of the steps over which the rate decays
+FREE = {"steps", "evaluate", "prompts", "tokens", "save", "target", "data", "cache"}  # may differ when a run resumes
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """`rows` of `length` tokens make a step. Rates and clipping of 0 mean: as the method's paper has them."""
+    """A step has `rows` x `accumulate` rows of `length` tokens. Rates and clipping of 0 mean the method's defaults."""
 
     method: str
-    steps: int = 0  # 0: EPOCHS over the rows there are
+    steps: int = 0  # 0: EPOCHS over all rows
     rows: int = 2
     length: int = 1024
-    accumulate: int = 1  # batches of rows to a step
+    accumulate: int = 1  # batches per step
     lr: float = 0.0
-    final: float = 0.1  # the cosine ends at this share of the rate
+    final: float = 0.1  # the rate decays to this share
     warmup: int = -1
     clip: float = 0.0
     decay: float = 0.0
     seed: int = 0
-    bf16: bool | None = False  # autocast, of a stock target too; None: where bfloat16 is fast (`loop.precision`)
-    cache: str = ""  # a folder that keeps features; none: on a CPU one in the run's folder, until it ends
-    features: str = ""  # a folder of features that another engine has written
-    init: str = ""  # a drafter whose weights are the first
-    evaluate: int = 0  # steps between evaluations; 0: ten times in all
-    prompts: int = 16  # held-out prompts that are decoded at each evaluation
+    bf16: bool | None = False  # autocast, also of a stock target; None: if bfloat16 is fast (`loop.precision`)
+    cache: str = ""  # folder for cached features; default on CPUs: in the run's folder, until it ends
+    features: str = ""  # folder of another engine's features
+    init: str = ""  # a drafter to start from
+    evaluate: int = 0  # steps between evaluations; 0: ten in all
+    prompts: int = 16  # held-out prompts decoded at each evaluation
     tokens: int = 32
-    save: int = 0  # steps between checkpoints; 0: five minutes
+    save: int = 0  # steps between checkpoints; 0: every five minutes
     options: Mapping[str, Any] = field(default_factory=dict)
-    target: str = ""  # how target and data were named, for those who read the file
+    target: str = ""  # names of target and data, for readers of the file
     data: tuple[str, ...] = ()
 
     def over(self, count: int) -> Recipe:
-        """This recipe with the steps of EPOCHS over so many rows, where it leaves them open."""
+        """This recipe with default steps filled in: EPOCHS over this many rows."""
         epochs = -(-EPOCHS * count // max(1, self.rows * self.accumulate))
         return replace(self, steps=self.steps or max(LEAST, epochs))
 
     def complete(self) -> Recipe:
-        """Fill what was left to the method with its rates.
+        """Fill in the method's default rates.
 
         Raises:
-            InputError: a size or rate is out of range, or there is no such method.
+            InputError: a size or rate is out of range, or the method is unknown.
         """
         if min(self.rows, self.length, self.accumulate) < 1 or min(self.steps, self.save) < 0:
             raise InputError("--rows, --length and --accumulate must be at least 1, --steps and --save at least 0")
         if self.lr < 0 or self.clip < 0 or not 0 <= self.final <= 1:
-            raise InputError("--lr and --clip must be at least 0, and a recipe's final must lie between 0 and 1")
+            raise InputError("--lr and --clip must be at least 0, and a recipe's final must be between 0 and 1")
         if self.features and self.cache:
             raise InputError("features come from a folder or are cached in one; give --features or --cache")
         paper = optimiser_of(self.method)
@@ -75,21 +75,21 @@ class Recipe:
         )
 
     def rate(self, step: int) -> float:
-        """A factor: warm-up, then constant, then over the last fifth linearly down to `final`. Up to there it does not
-        depend on the length, so that a run can be made longer."""
+        """The factor of the rate: warm-up, constant, then linear decay to `final` over the last fifth. Before the decay
+        it does not depend on the number of steps, so that a run can be made longer."""
         if step < self.warmup:
             return (step + 1) / self.warmup
         left = max(0.0, self.steps - step) / max(1.0, FALL * self.steps)
         return self.final + (1 - self.final) * min(1.0, left)
 
     def continuing(self, folder: Path) -> Recipe:
-        """This recipe, or that of the run in `folder` with the steps of this one.
+        """This recipe, or that of the run in `folder` with this one's steps.
 
-        A run that goes on may be made longer, and evaluated or kept at other steps. What it left to the method stays as
-        it was filled then; the rate falls at the end of the new length.
+        A resumed run may be made longer, and evaluated or saved at other steps. Its filled-in defaults stay; the rate
+        decays at the end of the new length.
 
         Raises:
-            InputError: the folder holds a run of another recipe, or one that has more steps already.
+            InputError: the folder has a run of another recipe, or one with more steps.
         """
         path = folder / NAME
         if not path.exists() or not (folder / "checkpoint.pt").exists():
@@ -98,7 +98,7 @@ class Recipe:
             known = {field.name for field in fields(Recipe)}  # a run of an older version may have more
             kept = from_dict(Recipe, {name: value for name, value in json_of(path).items() if name in known})
         except TypeError as error:
-            raise InputError(f"{path} is no recipe of this version ({error}); give another --out") from None
+            raise InputError(f"{path} is not a recipe of this version ({error}); give another --out") from None
         filled = replace(
             self,
             warmup=kept.warmup if self.warmup < 0 else self.warmup,
@@ -112,7 +112,7 @@ class Recipe:
         if other:
             raise InputError(
                 f"{folder} holds a run of another recipe ({', '.join(other)} differ); give another --out, "
-                "or the same recipe to go on"
+                "or the same recipe to resume"
             )
         if self.steps < kept.steps:
             raise InputError(
@@ -122,7 +122,7 @@ class Recipe:
         return filled
 
     def keep(self, folder: Path) -> None:
-        """Write it into the run's folder, which is made."""
+        """Write it into the run's folder, which is created."""
         with files.writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
         files.write(folder / NAME, json.dumps(to_dict(self), indent=1) + "\n")

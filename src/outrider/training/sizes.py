@@ -1,9 +1,9 @@
-"""Products over multiples of 32 rows, so that there are few sizes, and what is compiled for each stays.
+"""GEMMs over multiples of 32 rows, so that there are few sizes and their kernels stay cached.
 
-oneDNN compiles a product of bfloat16 for its number of rows, and keeps 1,024 of those. Texts differ in length, and so
-does what is learnt of them: with as many sizes as that, nearly every product of a step would be compiled anew, a third
-of a step; and with room for all of them they take gigabytes. So texts are filled up to multiples of STEP (`data.py`),
-and so are the rows of every linear layer, with zeros that nobody reads.
+oneDNN compiles a bfloat16 GEMM for its number of rows and caches 1,024 kernels. Texts differ in length: with that many
+sizes, almost every GEMM would be compiled again, a third of a step, and a larger cache takes gigabytes. So texts are
+padded to multiples of STEP (`data.py`), and so are the rows of every linear layer, with zeros whose results are
+discarded.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .data import STEP
 
 
 class FewSizes(TorchFunctionMode):
-    """While it is on, linear layers on the CPU multiply a multiple of STEP rows."""
+    """A context in which linear layers on the CPU compute multiples of STEP rows."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None

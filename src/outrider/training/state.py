@@ -1,7 +1,7 @@
-"""What learns and how a step is taken, by one process or several.
+"""Trainable state and optimiser steps, in one process or several.
 
-Several processes give the losses and weights of one: each reads its share of a step's rows, gradients are summed and
-then divided by what all of them learned. They meet in every exchange, also those that have nothing to learn.
+Several processes give the losses and weights of one: each computes its share of a step's rows; gradients are summed and
+divided by the number of positions of all. Every process takes part in every exchange, also without rows.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from .recipe import Recipe
 from .sizes import FewSizes
 
 FeaturesOf = Callable[[Batch], TargetFeatures]
-Piece = list[list[int]]  # the rows of every process
+Piece = list[list[int]]  # rows by process
 
 
 class State:
-    """The module, its optimiser and how a step is taken.
+    """The module with its optimiser.
 
     Args:
-        objective: what learns.
+        objective: the trainable module.
         recipe: sizes and rates.
-        accelerator: the processes there are.
-        of: what a checkpoint must have been trained on.
+        accelerator: of all processes.
+        of: fingerprint of the target that checkpoints must match.
         shard: FSDP2 instead of replicas.
-        group: processes that hold the target together, and must read it together.
+        group: processes that share the target by tensor parallelism.
     """
 
     def __init__(
@@ -52,13 +52,13 @@ class State:
         self.objective, self.recipe, self.accelerator, self.of = objective, recipe, accelerator, of
         self.shard, self.group = shard, group
         self.device = next(objective.parameters()).device
-        self.operations, self.useful = 0.0, 0.0  # for each token; of the last step, those of the target too
+        self.operations, self.useful = 0.0, 0.0  # per token; of the last step, with the target's
         self.reading = operations_of(objective.target)
         betas = objectives.optimiser_of(recipe.method).betas
         if shard:
             sharding.sharded(objective)
         groups = [{"params": g["params"], "lr": recipe.lr, "scale": g["scale"]} for g in objective.groups()]
-        self.one_call = self.device.type in ("cpu", "cuda") and not shard  # a step in one call: a fifth of the time
+        self.one_call = self.device.type in ("cpu", "cuda") and not shard  # fused optimiser: a fifth of the time
         made = torch.optim.AdamW(groups, recipe.lr, betas, weight_decay=recipe.decay, fused=self.one_call)
         self.optimiser: Any = made
         self.module = objective
@@ -67,11 +67,11 @@ class State:
 
     @property
     def evaluates(self) -> bool:
-        """Does this process evaluate? The first one does, and those that hold its target with it."""
+        """Whether this process evaluates: the first one, and those that share its target."""
         return self.accelerator.process_index < self.group
 
     def step(self, step: int, rows: Batch, features_of: FeaturesOf) -> tuple[float, int, dict[str, float]]:
-        """One optimiser step: the loss per learned position, the tokens read, and parts."""
+        """One optimiser step: the loss per position, the number of tokens, and the loss's parts."""
         recipe, accelerator = self.recipe, self.accelerator
         pieces = shares(rows_of(recipe, len(rows.keys), step), accelerator.num_processes, recipe.accumulate)
         for group in self.optimiser.param_groups:
@@ -79,16 +79,18 @@ class State:
         total, count, hits, tokens, self.useful = 0.0, 0.0, {}, 0, 0.0
         for i, piece in enumerate(pieces):
             sync = self.module.no_sync if i + 1 < len(pieces) and self.module is not self.objective else None
-            part, seen = self._read(rows, piece, features_of)  # the frozen target's precision is its own matter
+            part, seen = self._read(
+                rows, piece, features_of
+            )  # outside autocast, since the frozen target has its own precision
             if i == 0:
                 self._count(part, seen, step)
             here = int((part.documents >= 0).sum())
             with self._few(), self._cast(), sync() if sync else nullcontext():
-                loss, weight, found = self.module(part.to(self.device), seen, step)
-            (loss * accelerator.num_processes).backward()  # the mean over processes is the sum then
+                loss, weight, parts = self.module(part.to(self.device), seen, step)
+            (loss * accelerator.num_processes).backward()  # compensates the mean over processes
             total, count = total + float(loss.detach()), count + float(weight.detach())
             tokens, self.useful = tokens + here, self.useful + here * self.operations + seen.read * self.reading
-            hits = {k: float(v) for k, v in found.items()}
+            hits = {k: float(v) for k, v in parts.items()}
         total, count, read = self._sums(total, count, float(tokens))
         count = max(count, 1.0)
         if math.isfinite(total):
@@ -97,8 +99,8 @@ class State:
         return total / count, int(read), hits
 
     def _count(self, part: Batch, seen: TargetFeatures, step: int) -> None:
-        """Count the operations of products and attention in a drafter's step, for each token: of one row, once, and
-        for nothing else, since what counts them changes their rounding."""
+        """Count the operations per token of a drafter's step on one extra row, once, since counting changes
+        rounding."""
         row = part.rows([0])
         tokens = int((row.documents >= 0).sum())
         if self.operations or not tokens or self.accelerator.num_processes > 1:
@@ -115,11 +117,11 @@ class State:
         return torch.autocast(self.device.type, torch.bfloat16) if self.recipe.bf16 else nullcontext()
 
     def _few(self) -> Any:
-        """Only oneDNN's products of bfloat16 are compiled for their sizes."""
+        """`sizes.few` for oneDNN's bfloat16 GEMMs, the only ones compiled per size."""
         return FewSizes() if self.device.type == "cpu" and self.recipe.bf16 else nullcontext()
 
     def any(self, here: bool) -> bool:
-        """Is it so in one of the processes? All of them ask."""
+        """Whether it is true in any process. Called by all."""
         return self._sums(float(here))[0] > 0
 
     def _sums(self, *values: float) -> list[float]:
@@ -127,12 +129,12 @@ class State:
         if self.accelerator.num_processes == 1:
             return list(values)
         mine = torch.tensor(values, dtype=torch.float64, device=self.device)
-        found: list[float] = self.accelerator.reduce(mine, "sum").tolist()
-        return found
+        sums: list[float] = self.accelerator.reduce(mine, "sum").tolist()
+        return sums
 
     def _read(self, rows: Batch, piece: Piece, features_of: FeaturesOf) -> tuple[Batch, TargetFeatures]:
-        """This process's rows of a piece, and what the target sees in them. A process without rows reads the first of
-        all and learns nothing. Processes that hold the target together read the rows of all of them."""
+        """This process's rows of a piece, and their features. A process without rows computes the first of all without
+        loss. Processes that share the target compute the rows of all of them."""
         me = self.accelerator.process_index
         first = me - me % self.group
         near = [of or piece[0][:1] for of in piece[first : first + self.group]]
@@ -152,39 +154,39 @@ class State:
         torch.nn.utils.clip_grad_norm_(parameters, self.recipe.clip)
         self.optimiser.step()
 
-    def resume(self, found: dict[str, Any]) -> None:
-        """Module and optimiser as a checkpoint has them. Raises InputError for one of another network."""
+    def resume(self, state: dict[str, Any]) -> None:
+        """Load module and optimiser from a checkpoint. Raises InputError for another network."""
         try:
             if self.shard:
-                sharding.restore(self.objective, self.optimiser, found["module"], found["optimiser"])
+                sharding.restore(self.objective, self.optimiser, state["module"], state["optimiser"])
             else:
-                for group in found["optimiser"]["param_groups"]:
-                    group["fused"] = self.one_call  # now: it decides where the counts of steps are kept
-                self.objective.load_state_dict(found["module"])
-                self.optimiser.load_state_dict(found["optimiser"])
+                for group in state["optimiser"]["param_groups"]:
+                    group["fused"] = self.one_call  # before loading: it decides where step counts live
+                self.objective.load_state_dict(state["module"])
+                self.optimiser.load_state_dict(state["optimiser"])
         except (RuntimeError, ValueError, KeyError) as error:
             reason = " ".join(str(error).split())[:160]
             raise InputError(
-                f"this run was begun with another network than this version makes ({reason}); give another --out"
+                f"this run was started with another network than this version's ({reason}); give another --out"
             ) from None
-        for group in self.optimiser.param_groups:  # how a step is computed is this machine's matter
+        for group in self.optimiser.param_groups:  # not from the checkpoint, since it depends on the machine
             group["fused"] = self.one_call
 
     def keep(self, out: Path, step: int, loss: float, best: float, tau: float) -> None:
-        """Write the checkpoint. All processes take part."""
+        """Write the checkpoint. Called by all processes."""
         main = self.accelerator.is_main_process
-        module = sharding.whole(self.objective.state_dict(), main)
-        optimiser = sharding.whole(self.optimiser.state_dict(), main)
+        module = sharding.full(self.objective.state_dict(), main)
+        optimiser = sharding.full(self.optimiser.state_dict(), main)
         if main:
-            told = {"step": step, "loss": loss, "best": best, "tau": tau, "of": self.of}
-            checkpoint.write(out / "checkpoint.pt", {"module": module, "optimiser": optimiser, **told})
+            progress = {"step": step, "loss": loss, "best": best, "tau": tau, "of": self.of}
+            checkpoint.write(out / "checkpoint.pt", {"module": module, "optimiser": optimiser, **progress})
         self.accelerator.wait_for_everyone()
 
-    def whole(self, fresh: Callable[[], Any]) -> Any:
-        """The objective as one process has it, where it is evaluated; else None. All processes take part."""
+    def full(self, fresh: Callable[[], Any]) -> Any:
+        """The unsharded objective where it is evaluated, else None. Called by all processes."""
         if not self.shard:
             return self.objective if self.evaluates else None
-        module = sharding.whole(self.objective.state_dict(), self.evaluates)
+        module = sharding.full(self.objective.state_dict(), self.evaluates)
         if not self.evaluates:
             return None
         copy = fresh()
@@ -193,19 +195,19 @@ class State:
 
 
 def rows_of(recipe: Recipe, count: int, step: int) -> list[int]:
-    """The rows of a step: epochs in orders of their own, one behind the other."""
-    wanted = recipe.rows * recipe.accumulate
-    first = step * wanted
-    found: list[int] = []
-    while len(found) < wanted:
-        epoch, at = divmod(first + len(found), count)
-        found += order(count, recipe.seed, epoch)[at : at + wanted - len(found)]
-    return found
+    """The rows of a step: shuffled epochs, concatenated."""
+    size = recipe.rows * recipe.accumulate
+    first = step * size
+    rows: list[int] = []
+    while len(rows) < size:
+        epoch, at = divmod(first + len(rows), count)
+        rows += order(count, recipe.seed, epoch)[at : at + size - len(rows)]
+    return rows
 
 
 def shares(index: list[int], processes: int, accumulate: int) -> list[Piece]:
-    """A step's rows as pieces, and in each the rows of every process: as many pieces for all of them, since each piece
-    is an exchange. Some processes may have no rows in the last one.
+    """A step's rows as pieces, each with the rows of every process. All processes have the same number of pieces, since
+    each piece is an exchange; some may have no rows in the last one.
 
         shares([7, 3, 9, 4, 1], processes=2, accumulate=2)  ->  [[[7, 9], [3, 4]], [[1], []]]
     """

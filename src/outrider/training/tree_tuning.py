@@ -1,13 +1,13 @@
 """The optimised sparse tree (Medusa, section 2.3.3), for every drafter that ranks candidates.
 
-    accuracy a_d(i)   how often the target's d-th token below the root is the drafter's candidate of rank i, given that
-                      the drafter knows the d - 1 tokens before it
+    accuracy a_d(i)   share of positions where the target's d-th token below the root is the drafter's candidate of rank
+                      i, given the d - 1 tokens before it
     value of a node   a_1(i_1) a_2(i_2) ... a_d(i_d) for the path of ranks (i_1, ..., i_d)
-    the tree          the n nodes of the highest values, one after the other (`drafters/_ranks.py:greedy`)
+    the tree          the n nodes of the highest values (`drafters/_ranks.py:greedy`)
 
-Accuracies are measured on texts that the target writes: first with drafts, then once more, the drafter being shown the
-text as it goes and asked for its candidates below every root. Both runs go through the engine, under the rule `coupled`
-and one seed, so that they write the same. A sampled text is ranked by the noise it was sampled with, as in decoding.
+Accuracies are measured on texts of the target: they are generated once with drafts, then again while the drafter's
+candidates below every root are recorded. Both runs use the engine, the rule `coupled` and the same seed, so that they
+give the same texts. Candidates of a sampled text are ranked with its noise, as in decoding.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from ..engine import Engine, Request, generate
 from ..params import InputError
 
 Progress = Callable[[str, int, int], None]
-STRIDE = 2  # known tokens that a round of the second run drafts: every third place is asked about
+STRIDE = 2  # known tokens drafted per round of the second run: every third position is measured
 
 
 @runtime_checkable
 class Ranks(Protocol):
-    """A drafting whose candidates have ranks."""
+    """A drafting that ranks candidates."""
 
     def candidates(self, rows: Rows, truth: Array, k: int) -> Array:
         """The k candidates, best first, at each depth [b, d, k] below a path of known tokens [b, >= d]; int64."""
@@ -43,33 +43,33 @@ class Ranks(Protocol):
 
 @dataclass(frozen=True)
 class Measured:
-    """hits[d][i] of tested[d] tokens at depth d + 1 were the candidate of rank i."""
+    """Of tested[d] tokens at depth d + 1, hits[d][i] were the candidate of rank i."""
 
     hits: tuple[tuple[int, ...], ...]
     tested: tuple[int, ...]
 
     @property
     def accuracies(self) -> tuple[tuple[float, ...], ...]:
-        """Shares that never rise with the rank: where counts of few make them rise, neighbours share their mean."""
+        """Accuracies that do not increase with the rank: where noise makes them, neighbours are averaged."""
         pairs = zip(self.hits, self.tested, strict=True)
         return tuple(falling([h / t for h in hits]) for hits, t in pairs if t > 0)
 
 
 @dataclass(frozen=True)
 class Tuned:
-    """A sparse tree. `paths`: its nodes but the root, best first; any first part of them is the best smaller tree."""
+    """A sparse tree. paths: its nodes without the root, best first; every prefix is the best smaller tree."""
 
     paths: tuple[tuple[int, ...], ...]
     values: tuple[float, ...]
 
     @property
     def tau(self) -> float:
-        """Tokens that a round commits, the target's own included, if the accuracies of the depths multiply."""
+        """Expected tokens per round, the target's own included, if the accuracies of depths multiply."""
         return 1 + sum(self.values)
 
 
 def falling(shares: Sequence[float]) -> tuple[float, ...]:
-    """The nearest sequence that never rises (pool adjacent violators): .5 .1 .2 .1 -> .5 .15 .15 .1"""
+    """The nearest non-increasing sequence (pool adjacent violators): .5 .1 .2 .1 -> .5 .15 .15 .1"""
     blocks: list[tuple[float, int]] = []
     for share in shares:
         total, count = share, 1
@@ -83,11 +83,11 @@ def falling(shares: Sequence[float]) -> tuple[float, ...]:
 def grow(measured: Measured, nodes: int) -> Tuned:
     """The best tree of `nodes` nodes, root included."""
     if nodes < 2:
-        raise InputError(f"a tree has a root and at least one node more: nodes must be at least 2, not {nodes}")
-    found = Tuned(*_ranks.greedy(measured.accuracies, nodes - 1))
-    if not found.paths:
-        raise InputError("none of the drafter's candidates was ever right, so there is no tree to grow; train it first")
-    return found
+        raise InputError(f"nodes must be at least 2, the root and one more, not {nodes}")
+    tuned = Tuned(*_ranks.greedy(measured.accuracies, nodes - 1))
+    if not tuned.paths:
+        raise InputError("none of the drafter's candidates was right, so there is no tree to grow; train it first")
+    return tuned
 
 
 def measure(
@@ -98,7 +98,7 @@ def measure(
     batch_size: int = 8,
     progress: Progress = lambda part, done, of: None,
 ) -> Measured:
-    """How often each rank at each depth is right, on the texts that the target writes to these requests."""
+    """The accuracy of each rank at each depth, on the target's texts for these requests."""
     if min(ranks, depth, batch_size) < 1 or not requests:
         raise InputError("there must be at least one prompt, and ranks, depth and batch_size must be at least 1")
     engine = replace(engine, drafter=engine.drafter.uncalibrated)
@@ -124,15 +124,15 @@ def measure(
 
 @dataclass
 class Watch:
-    """How often the candidates of each depth and rank were right."""
+    """Counts of right candidates by depth and rank."""
 
     tested: list[int]
     hits: list[list[int]]
 
-    def note(self, found: Array, truth: Array, size: Sequence[int]) -> None:
-        """Candidates [b, d, k] below paths [b, >= d], of which row b's is known to depth size[b]."""
-        known = np.arange(found.shape[1]) < np.array(size)[:, None]
-        right = (found == truth[:, : found.shape[1], None]) & known[..., None]
+    def note(self, ranked: Array, truth: Array, size: Sequence[int]) -> None:
+        """Count candidates ranked [b, d, k] against paths truth [b, >= d], known to depth size[b]."""
+        known = np.arange(ranked.shape[1]) < np.array(size)[:, None]
+        right = (ranked == truth[:, : ranked.shape[1], None]) & known[..., None]
         for d, (count, hits) in enumerate(zip(known.sum(0).tolist(), right.sum(0).tolist(), strict=True)):
             self.tested[d] += count
             for i, h in enumerate(hits):
@@ -141,7 +141,7 @@ class Watch:
 
 @dataclass(frozen=True)
 class Watched(Drafter):
-    """A drafter that is asked for candidates below known texts (by prompt), and drafts the texts themselves."""
+    """A drafter that drafts known texts (by prompt) and records another drafter's candidates below them."""
 
     inner: Drafter
     texts: Mapping[tuple[int, ...], list[int]]
@@ -157,7 +157,7 @@ class Watched(Drafter):
 
 @dataclass
 class WatchedDrafting(Drafting):
-    """A drafting whose candidates are held against the text that was written."""
+    """A drafting whose candidates are compared with a known text."""
 
     watch: Watch
     inner: Any
@@ -170,7 +170,7 @@ class WatchedDrafting(Drafting):
         roots, depth = rows.root, len(self.watch.tested)
         ahead: list[list[int]] = []
         for text, at, root in zip(self.texts, rows.start, roots, strict=True):
-            # In low precision a text may be written otherwise the second time; what follows is then unknown.
+            # In low precision the second text may differ; the rest of it is then unknown.
             same = at < len(text) and text[at] == root
             ahead.append(text[at + 1 : at + 1 + depth] if same else [])
         size = [len(tokens) for tokens in ahead]
@@ -191,7 +191,7 @@ class WatchedDrafting(Drafting):
 
 
 def document(tuned: Tuned, measured: Measured, about: Mapping[str, Any]) -> dict[str, Any]:
-    """What `tree=FILE` reads ("paths"), and where it came from."""
+    """The document that `tree=FILE` loads ("paths"), with its origin."""
     return {
         "format": 1,
         **about,
@@ -205,15 +205,13 @@ def document(tuned: Tuned, measured: Measured, about: Mapping[str, Any]) -> dict
 
 
 def store(folder: str, tuned: Tuned) -> None:
-    """Make the tree the default of a trained drafter, by writing it into the folder's config."""
+    """Make the tree a trained drafter's default, in the folder's config."""
     file = Path(folder) / "config.json"
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         config = {}
     if not isinstance(config, dict) or "outrider_method" not in config or "tree" not in config:
-        raise InputError(
-            f"{folder or 'this drafter'} has no config that could hold a tree; write it to a file by --out"
-        )
+        raise InputError(f"{folder or 'this drafter'} has no config for a tree; write it to a file with --out")
     config["tree"] = [list(p) for p in tuned.paths]
     files.write(file, json.dumps(config, indent=2) + "\n")

@@ -1,4 +1,4 @@
-// A click (or Enter) on a column's name sorts by it: numbers the largest first, then turned around; the empty last.
+// A click (or Enter) on a column's name sorts by it: numbers in descending order, then reversed; empty cells last.
 for (const table of document.querySelectorAll("table")) {
   const heads = [...table.tHead.rows[0].cells];
   const value = (row, i) => row.cells[i].dataset.sort ?? row.cells[i].textContent;

@@ -1,4 +1,4 @@
-"""The ways to decode that are compared: one file is one peer, known by the file's name.
+"""The ways to decode that are compared: each file is a peer, named after it.
 
 A SPEC is `name`, `name:path-or-hub-id`, or either with options, as for drafters: `transformers?cache=static`,
 `transformers:DRAFT-MODEL`. A file has `load(models, path, **options) -> Peer`; another package adds a peer by an entry
@@ -7,18 +7,16 @@ point of the group `outrider.bench.peers` that names such a module. `outrider.py
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ... import plugins
 from ...params import InputError
+from ..models import Models
 from ..types import OURS, Method, Peer
-
-if TYPE_CHECKING:
-    from ..models import Models
 
 
 def names() -> list[str]:
-    """The peers that can be named."""
+    """The available peers."""
     return [name for name in plugins.names("peers") if name != OURS]
 
 

@@ -25,7 +25,7 @@ def load(method: Method, models: Models) -> Ours:
 class Ours:
     """Outrider's engine behind the protocol of peers."""
 
-    engine: Engine  # with one budget for the whole run, as in a server
+    engine: Engine  # with one budget for the run, as in a server
 
     def run(self, prompts: Sequence[Sequence[int]], ask: Ask) -> Answer:
         """All prompts as one batch."""

@@ -4,10 +4,7 @@ transformers                    the dynamic cache, as users have it
 transformers?cache=static       a cache of fixed size
 transformers?compile=true       torch.compile on the static cache, where that works for the model
 transformers:DRAFT              assisted generation with the draft model DRAFT (demo: the demo's own)
-transformers?lookup=10          prompt lookup, 10 tokens at most
-
-It runs on the stock model of the same weights; where torch runs our passes too, on the very same one, faster linear
-layers included (`backends/torch/products.py`). On its own transformers is slower on CPUs.
+transformers?lookup=10          prompt lookup, at most 10 tokens
 """
 
 from __future__ import annotations
@@ -20,6 +17,7 @@ import torch
 from transformers import GenerationConfig
 
 from ...backends.torch.load import from_pretrained
+from ...engine.stopping import Stop
 from ...params import InputError
 from ..models import Models
 from ..types import Answer, Ask
@@ -74,10 +72,5 @@ class Stock:
             **sampling, **self.options,
         )  # fmt: skip
         first = 1 if self.model.config.is_encoder_decoder else longest
-        return Answer([until_end(row, ask.eos) for row in out[:, first:].tolist()])
-
-
-def until_end(tokens: list[int], eos: frozenset[int]) -> list[int]:
-    """A row without its padding."""
-    ends = [i for i, token in enumerate(tokens) if token in eos]
-    return tokens[: ends[0] + 1] if ends else tokens
+        rows = out[:, first:].tolist()
+        return Answer([row[: Stop(ask.eos).cut([], row)[0]] for row in rows])  # without padding

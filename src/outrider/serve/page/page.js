@@ -136,9 +136,9 @@ async function send() {
   working(true);
   figure(plain, "same", "");
   for (const [lane] of lanes) turn(lane, "user", text);
-  const found = await Promise.all(lanes.map(([lane, speculate]) => write(lane, speculate, state.turns, stop)));
-  if (both && !stop.signal.aborted) figure(plain, "same", found[0] === found[1] ? "✓ the same text" : "✗ texts differ");
-  state.turns.push({ role: "assistant", content: found[0] });
+  const texts = await Promise.all(lanes.map(([lane, speculate]) => write(lane, speculate, state.turns, stop)));
+  if (both && !stop.signal.aborted) figure(plain, "same", texts[0] === texts[1] ? "✓ the same text" : "✗ texts differ");
+  state.turns.push({ role: "assistant", content: texts[0] });
   working(false);
 }
 

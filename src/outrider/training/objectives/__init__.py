@@ -1,9 +1,9 @@
-"""What a trained drafter learns: one file is one method, and the file's name is how it is asked for.
+"""Training objectives: one file per method, named after it.
 
-A file has `OPTIMISER`, the rates; `NATIVE = True` where it needs nothing of a target but its hidden states, embeddings
-and head, so that native passes can compute them; and `build(target, **options) -> Objective`, whose defaults are the
-method's options. Where `build` takes `documents`, it is given those that are learned. Another package adds an objective
-by an entry point of the group `outrider.objectives` that names such a module.
+A file has `OPTIMISER`, the rates; `NATIVE = True` if it only needs a target's hidden states, embeddings and head, which
+native passes can compute; and `build(target, **options) -> Objective`, whose defaults are the method's options. If
+`build` takes `documents`, it gets the training documents. Another package adds an objective by an entry point of the
+group `outrider.objectives` that names such a module.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ __all__ = [
 
 
 def names() -> list[str]:
-    """The methods that can be trained."""
+    """The trainable methods."""
     return plugins.names("objectives")
 
 
 def optimiser_of(name: str) -> Optimiser:
-    """The rates that a method's paper gives."""
-    found: Optimiser = plugins.module("objectives", name).OPTIMISER
-    return found
+    """The rates of a method's paper."""
+    optimiser: Optimiser = plugins.module("objectives", name).OPTIMISER
+    return optimiser
 
 
 def options_of(name: str) -> dict[str, Any]:
@@ -52,12 +52,12 @@ def build(name: str, target: Target, documents: Sequence[Document], options: dic
     """The untrained objective of a method.
 
     Raises:
-        InputError: there is no such method, or it has no such option.
+        InputError: unknown method or option.
     """
     known, function = options_of(name), plugins.module("objectives", name).build
     for option in options:
         if option not in known:
             raise InputError(f"{name} has no option {option!r}; it has {', '.join(known)}")
     extra = {"documents": documents} if "documents" in inspect.signature(function).parameters else {}
-    found: Objective = function(target, **extra, **options)
-    return found
+    objective: Objective = function(target, **extra, **options)
+    return objective

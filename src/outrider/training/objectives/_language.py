@@ -1,14 +1,14 @@
-"""Small language models as drafters: a Mamba, and the Transformer of its size that it is compared with.
+"""Small language models as drafters: a Mamba, and a Transformer of its size for comparison.
 
-Three stages (Choi et al. 2025 have the first two), each a training of its own that begins from the last one's folder
-(`init=DIR`):
+Three stages (the first two as in Choi et al. 2025), each a separate training that starts from the folder of the one
+before (`init=DIR`):
 
     pretrain   next token, every token of every document
-    sft        next token, the tokens that are to be learned: the assistant's answers
-    distil     the target's law at those tokens, by forward KL, reverse KL or total variation
+    sft        next token, with the loss mask: the assistant's answers
+    distil     the target's distribution at those tokens, by forward KL, reverse KL or total variation
 
-The folder is a stock model of transformers with the target's tokenizer; its config names the stages it went through,
-and the tokens of its draft vocabulary where it has one: the loss knows no others.
+The folder is a stock transformers model with the target's tokenizer; its config names the completed stages and the
+tokens of its draft vocabulary, if any, to which the loss is restricted.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ OPTIMISER = Optimiser(lr=2e-3, clip=1.0, warmup=100)
 
 
 class LanguageObjective(NetworkObjective):
-    """`net`: a causal language model of transformers, in the precision it learns in."""
+    """net: a causal language model of transformers, in the precision of training."""
 
-    ids: Tensor | None  # the tokens of the draft vocabulary; None: all of the target's
-    places: Tensor | None  # of the target's tokens in it, -1: none
+    ids: Tensor | None  # tokens of the draft vocabulary; None: all of the target's
+    places: Tensor | None  # indices of the target's tokens in it, -1: none
 
     def __init__(self, target: HFTarget, net: Any, stage: str, loss: str):
         super().__init__(target, net)
@@ -56,17 +56,17 @@ class LanguageObjective(NetworkObjective):
         self.register_buffer("places", None if ids is None else vocabulary.places_of(ids, target.vocab), False)
 
     def features(self, batch: Batch) -> Float[Tensor, "b n h"]:
-        """After the last norm, each document by itself."""
+        """Hidden states after the last norm, documents separate."""
         if self.view is not None:
             return hidden(self.view, batch)[-1]
         fresh = (batch.positions == 0) & (batch.documents >= 0)
         return ssm.run(self.net, batch.tokens, ssm.empty(self.net, len(batch.tokens)), None, fresh)[0]
 
     def forward(self, batch: Batch, seen: TargetFeatures, step: int = 0) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """The loss summed over the positions learned, how many they are, and the share of right guesses."""
+        """The summed loss, the number of positions, and the accuracy."""
         places, tokens = batch.same(1) if self.stage == "pretrain" else batch.wanted(1), batch.ahead(1)
         asked = places.sum()
-        if self.places is not None:  # what cannot be drafted cannot be learned
+        if self.places is not None:  # tokens outside the draft vocabulary have no loss
             tokens = self.places[tokens]
             places = places & (tokens >= 0)
         tokens = tokens[places]
@@ -81,7 +81,7 @@ class LanguageObjective(NetworkObjective):
         return losses.sum(), losses.new_tensor(float(len(losses))), {"hit": hit}
 
     def _head(self, features: Float[Tensor, "k h"]) -> Float[Tensor, "k v"]:
-        """Logits of the tokens that can be drafted."""
+        """Logits over the draft vocabulary."""
         if self.ids is None:
             return self.net.lm_head(features)[:, : self.target.vocab]
         return functional.linear(features, self.net.lm_head.weight[self.ids])
@@ -110,8 +110,8 @@ def objective(
     kinds: tuple[str, ...],
     few: Int[Tensor, " vd"] | None,
 ) -> LanguageObjective:
-    """A language model in one stage of its training. `few`: the tokens of its draft vocabulary; one that it begins with
-    comes along. Raises InputError for an unknown stage, loss or model, or another draft vocabulary."""
+    """A language model in one stage of its training. few: the tokens of its draft vocabulary; that of `init` is kept.
+    Raises InputError for an unknown stage, loss or model, or another draft vocabulary."""
     if stage not in STAGES or loss not in DIVERGENCES:
         raise InputError(f"a stage is {', '.join(STAGES)}, and the loss of distil {', '.join(DIVERGENCES)}")
     net: Any = from_pretrained(init, "float32", str(target.device), False, {}) if init else fresh()

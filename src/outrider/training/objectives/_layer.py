@@ -1,4 +1,4 @@
-"""A decoder layer for a drafter, as its target's own layers are."""
+"""The shape of a drafter's decoder layer, after its target's layers."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from ...nets.layer import LayerShape
 
 
 def layer_like(target: Target, inputs: int = 1, hidden: int = 0) -> LayerShape:
-    """The shape of the target's own layers, as far as this layer has their parts."""
+    """The shape of the target's layers, as far as this layer supports it."""
     config = target.config_dict
     hidden = hidden or target.hidden
     heads = int(config["num_attention_heads"])
     rope = dict(config.get("rope_parameters") or {})
-    if "rope_theta" not in rope:  # several, by layer type, or none: the plain one
+    if "rope_theta" not in rope:  # several, by layer type, or none: the default one
         rope = {"rope_type": "default", "rope_theta": 10000.0}
     return LayerShape(
         hidden=hidden,

@@ -1,4 +1,4 @@
-"""The linear map that comes nearest: where a network that predicts features may begin."""
+"""Ridge regression: the initialisation of networks that predict features."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-LEAST = 4  # pairs for each number that is read, or the map would be one of chance
-RIDGE = 1e-4  # of the mean square of what is read
+LEAST = 4  # minimum pairs per input dimension
+RIDGE = 1e-4  # relative to the mean square of the inputs
 
 
 def nearest(pairs: Iterable[tuple[Float[Tensor, "k i"], Float[Tensor, "k o"]]]) -> Float[Tensor, "o i"] | None:
-    """W with the least |y - W x|^2 over all pairs (x, y), slightly damped; None where they are too few."""
+    """W minimising |y - W x|^2 over pairs (x, y), with a small ridge; None for too few pairs."""
     squares, products, count = None, None, 0
     for x, y in pairs:
         squares = x.T @ x if squares is None else squares + x.T @ x

@@ -1,4 +1,4 @@
-"""A low-rank adapter inside the target's own layers (Hu et al. 2021), by peft: what Medusa-2 changes of a target."""
+"""A low-rank adapter in the target's layers (Hu et al. 2021), by peft, for Medusa-2."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ...params import InputError
 
 
 class Adapter:
-    """W + (alpha / rank) B A in every linear map but the LM head. It begins as nothing: B = 0."""
+    """W + (alpha / rank) B A in every linear layer but the LM head, initially B = 0."""
 
     def __init__(self, target: HFTarget, rank: int = 32, alpha: int = 16):
         if rank < 1 or alpha <= 0:
@@ -32,7 +32,7 @@ class Adapter:
 
     @contextmanager
     def off(self) -> Iterator[None]:
-        """The target as it was."""
+        """A context with the original target."""
         self.inside.disable_adapter_layers()
         try:
             yield
@@ -40,7 +40,7 @@ class Adapter:
             self.inside.enable_adapter_layers()
 
     def merge(self, folder: str | Path, label: str) -> None:
-        """Write the changed target as a plain model, whose config says by `label` what was done to it."""
+        """Save the changed target as a plain model; `label` goes into its config."""
         source = self.inside.model.config.name_or_path
         model = copy.deepcopy(self.inside).merge_and_unload()
         model.config.outrider_changed = label
@@ -48,5 +48,5 @@ class Adapter:
         if source:
             from transformers import AutoTokenizer
 
-            with contextlib.suppress(OSError, ValueError, KeyError):  # a model made in memory has no tokenizer
+            with contextlib.suppress(OSError, ValueError, KeyError):  # a model created in memory has no tokenizer
                 AutoTokenizer.from_pretrained(source).save_pretrained(folder)

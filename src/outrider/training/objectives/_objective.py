@@ -1,4 +1,4 @@
-"""The protocol of an objective, and the common case: a drafter's network that learns for a frozen target."""
+"""The protocol of an objective, and the common case: a drafter's network trained for a frozen target."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from ...schema import to_dict
 from ..data import Batch
 from ..features import TargetFeatures
 
-BESIDE = {"scale", "trained"}  # what a config says beside its network's shape
+BESIDE = {"scale", "trained"}  # fields of a config besides the network's shape
 
 
 @dataclass(frozen=True)
 class Optimiser:
-    """AdamW as a method's paper has it: peak learning rate, betas, gradient norm, warm-up steps, weight decay."""
+    """AdamW settings of a method's paper: peak learning rate, betas, gradient norm, warm-up steps, weight decay."""
 
     lr: float
     betas: tuple[float, float] = (0.9, 0.95)
@@ -37,49 +37,49 @@ class Optimiser:
 
 @runtime_checkable
 class Objective(Protocol):
-    """A torch module whose forward is the whole loss, so that wrappers (DDP, FSDP) see one call."""
+    """A torch module whose forward is the complete loss, so that wrappers (DDP, FSDP) see one call."""
 
     taps: tuple[int, ...]  # the target's hidden states that it reads, as in `Drafter.taps`
-    drafter: str  # the drafter that reads what `save` writes
+    drafter: str  # the drafter that loads what `save` writes
 
     def __call__(self, batch: Batch, seen: TargetFeatures, step: int = 0) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """The loss summed over what is learned, its weight (mostly how many positions those are), and parts to log."""
+        """The summed loss, its weight (usually the number of positions), and parts to log."""
 
     def groups(self) -> list[dict[str, Any]]:
         """Parameters {"params": [...], "scale": s}; s multiplies the learning rate."""
 
     def save(self, folder: str | Path) -> None:
-        """Write the drafter's folder, which must become complete or raise."""
+        """Write the drafter's folder, completely or raising."""
 
 
 @runtime_checkable
 class Prepared(Protocol):
-    """An objective that looks at some of its data before the first step."""
+    """An objective that reads some of its data before the first step."""
 
     def prepare(self, seen: Iterable[tuple[Batch, TargetFeatures]]) -> None: ...
 
 
 @runtime_checkable
 class Begun(Protocol):
-    """An objective that can begin with the weights of a trained drafter."""
+    """An objective that can start from a trained drafter."""
 
     def begin(self, folder: str) -> None:
-        """Read the weights, as `TrimmedObjective.begin` does."""
+        """Load the weights, as in `TrimmedObjective.begin`."""
 
 
 def uniform(batch: Batch, step: int, salt: int, *size: int) -> Float[Tensor, "b ..."]:
-    """Numbers drawn from U(0, 1) where the batch is: a function of step and row, whatever process holds the row."""
+    """Uniform numbers on the batch's device: a function of step and row, not of the process."""
     drawn, device = [], batch.tokens.device
     for key in batch.keys:
-        seed = (0x9E3779B1 * (step + 1) + salt * key) % 2**32  # a CPU generator reads 32 bits of a seed
+        seed = (0x9E3779B1 * (step + 1) + salt * key) % 2**32  # CPU generators use 32 bits of a seed
         drawn.append(torch.rand(size, generator=torch.Generator(device).manual_seed(seed), device=device))
     return torch.stack(drawn)
 
 
 class NetworkObjective(nn.Module):
-    """An objective that trains one drafter's network, `net`, and reads the target's last features.
+    """An objective that trains one drafter's network, `net`, on the target's last features.
 
-    A subclass sets `drafter` and defines `forward`. `net.config` is the dataclass that the drafter's `NETWORK` names.
+    A subclass sets `drafter` and defines `forward`. `net.config` is the dataclass of the drafter's `NETWORK`.
     """
 
     taps: tuple[int, ...] = (-1,)
@@ -90,7 +90,7 @@ class NetworkObjective(nn.Module):
         self.target, self.net = target, net
 
     def groups(self) -> list[dict[str, Any]]:
-        """All that learns, at the plain learning rate."""
+        """All trainable parameters, at the base learning rate."""
         return [{"params": [p for p in self.net.parameters() if p.requires_grad], "scale": 1.0}]
 
     def save(self, folder: str | Path) -> None:
@@ -101,11 +101,10 @@ class NetworkObjective(nn.Module):
 class TrimmedObjective(NetworkObjective):
     """The same for a network that may have a trimmed draft vocabulary (`nets/vocabulary.py`).
 
-    `head` is the target's own, for the tokens that can be drafted alone. A place whose token cannot be drafted teaches
-    no law: what a drafter can never say it need not learn.
+    `head` is the target's, restricted to the draft vocabulary. Positions whose token is outside it have no loss.
     """
 
-    places: Tensor | None  # of the target's tokens in the draft vocabulary, -1: none; None: the vocabularies are one
+    places: Tensor | None  # indices of the target's tokens in the draft vocabulary, -1: none; None: all
 
     def __init__(self, target: Target, net: Any):
         super().__init__(target, net)
@@ -119,29 +118,31 @@ class TrimmedObjective(NetworkObjective):
         self.register_buffer("places", places, persistent=False)
 
     def load_state_dict(self, *given: Any, **options: Any) -> Any:
-        """As of any module; the draft vocabulary is among its buffers."""
+        """As of any module; buffers include the draft vocabulary."""
         made = super().load_state_dict(*given, **options)
         self._read_vocabulary()
         return made
 
     def begin(self, folder: str) -> None:
-        """Begin with the weights of a drafter's folder or hub id, of whatever layout, its draft vocabulary included.
+        """Load the weights of a drafter's folder or hub id, in any layout, with its draft vocabulary.
 
         Raises:
-            InputError: it holds another kind of network, or one of other sizes.
+            InputError: it has another kind of network, or other sizes.
         """
-        found = checkpoints.read(_weights.placed(folder, self.drafter), self.target)
-        if found.method != self.drafter:
-            raise InputError(f"{folder} holds a drafter {found.method!r}, and this training makes {self.drafter!r}")
-        theirs = to_dict(native.network(found.method).read(found.config, folder))
+        checkpoint = checkpoints.read(_weights.placed(folder, self.drafter), self.target)
+        if checkpoint.method != self.drafter:
+            raise InputError(
+                f"{folder} holds a drafter {checkpoint.method!r}, and this training makes {self.drafter!r}"
+            )
+        theirs = to_dict(native.network(checkpoint.method).read(checkpoint.config, folder))
         mine = to_dict(self.net.config)
         other = sorted(k for k in mine.keys() - BESIDE if mine[k] != theirs[k])
         if other:
             raise InputError(f"{folder} has another {', '.join(other)} than this training; give the same options")
-        tensors = native.exact(found.tensors, native.shapes(self.net), folder)
+        tensors = native.exact(checkpoint.tensors, native.shapes(self.net), folder)
         self.net.load_state_dict(tensors)
         self._read_vocabulary()
 
     def draftable(self, tokens: Int[Tensor, "*s"]) -> Bool[Tensor, "*s"]:
-        """Which of the target's tokens this drafter can draft."""
+        """The target's tokens in the draft vocabulary."""
         return torch.ones_like(tokens, dtype=torch.bool) if self.places is None else self.places[tokens] >= 0

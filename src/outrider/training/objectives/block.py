@@ -3,18 +3,18 @@
     L = sum over anchors a and slots k of  w_k * (loss(p, q_k) + regress * smooth-L1(x_k, f_k))
     w_k = 1, or exp(-k / decay), or D-PACE's (below)
 
-An anchor is a learned position whose next token is learned too. Its block sees the features before it, never its own,
-as in decoding. p is the target's law of the token that slot k drafts, q_k the law of the slot's logits plus the pair
-head's scores below the true token before it (teacher forcing). Both are restricted to the draft vocabulary.
+An anchor is a position with loss whose next token has loss too. Its block attends to the features before it, not to its
+own, as in decoding. p is the target's distribution of the token that slot k drafts, q_k that of the slot's logits plus
+the pair head's scores after the true token before it (teacher forcing). Both are restricted to the draft vocabulary.
 
-    kl  forward KL, as the cross entropy with p     ce  cross entropy with the target's likeliest token
+    kl  forward KL, as the cross entropy with p     ce  cross entropy with the target's argmax
     tv  1 - sum min(p, q), the rejection rate       lk  -log sum min(p, q)
 
-`regress` is ours: x_k, the state that the head reads, is drawn to f_k, the feature that the target's head reads there,
-as in EAGLE. f_k depends on the text between anchor and slot as well, so slots behind the first learn its mean.
+`regress` is ours: x_k, the input of the head, is regressed to f_k, the target's feature there, as in EAGLE. f_k also
+depends on the text between anchor and slot, so slots after the first learn its mean.
 
-D-PACE (arXiv 2605.18810) weighs a slot by how much of the block hangs on it: with s_j = (1 - c) q_j + c, q_j being the
-chance that the drafter gives to the target's likeliest token of slot j,  w_k = sum_{i >= k} prod_{j <= i} s_j.
+D-PACE (arXiv 2605.18810) weights a slot by how much of the block depends on it: with s_j = (1 - c) q_j + c, where q_j
+is the drafter's probability of the target's argmax at slot j,  w_k = sum_{i >= k} prod_{j <= i} s_j.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ from ._objective import Optimiser, TrimmedObjective, uniform
 
 OPTIMISER = Optimiser(lr=6e-4, clip=1.0, warmup=100)
 LOSSES = ("kl", "ce", "tv", "lk")
-AT_ONCE = 1 << 26  # logits that are in memory at once, of the drafter and of the target each
+AT_ONCE = 1 << 26  # maximum logits in memory, of drafter and target each
 
 
 class BlockObjective(TrimmedObjective):
-    """The law of every slot of blocks that begin at sampled anchors."""
+    """The distribution of every slot of blocks at sampled anchors."""
 
     drafter = "block"
 
@@ -65,19 +65,19 @@ class BlockObjective(TrimmedObjective):
         if anchors < 1:
             raise InputError(f"anchors must be at least 1, not {anchors}")
         if not 0 <= dpace <= 1 or (dpace and decay):
-            raise InputError("dpace lies between 0 and 1, and decay goes with dpace=0: both say what a slot weighs")
+            raise InputError("dpace must be between 0 and 1, and decay needs dpace=0: both set the weights of slots")
         if regress < 0:
             raise InputError(f"regress is at least 0, not {regress:g}")
         self.anchors, self.loss, self.decay, self.dpace, self.regress = anchors, loss, decay, dpace, regress
         self.taps = tuple(dict.fromkeys((*net.config.taps, -1)))
 
     def forward(self, batch: Batch, seen: TargetFeatures, step: int = 0) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """The weighted loss summed over the slots learned, the weights' sum, and the share of right guesses by slot."""
+        """The weighted loss summed over slots, the sum of weights, and the accuracy by slot."""
         config = self.net.config
         anchor, real = self._anchors(batch, step)
         hidden = self._hidden(batch, seen, anchor)
         slot = torch.arange(config.block, device=anchor.device)
-        before = (anchor[..., None] + slot - (0 if config.sample_from_anchor else 1)).flatten(1)  # token above
+        before = (anchor[..., None] + slot - (0 if config.sample_from_anchor else 1)).flatten(1)  # the token before
         n, documents = batch.tokens.shape[1], batch.documents
         inside = before.clamp(0, n - 1)
         learned = batch.wanted(1).gather(1, inside) & (before < n)
@@ -101,19 +101,19 @@ class BlockObjective(TrimmedObjective):
     def _judged(
         self, feature: Float[Tensor, "k h"], made: Float[Tensor, "k h"], above: Int[Tensor, " k"]
     ) -> tuple[Float[Tensor, " k"], Float[Tensor, " k"], Float[Tensor, " k"]]:
-        """Of every slot the loss, the chance it gives to the target's first choice, and whether that is its own first.
-        Logits of more slots than AT_ONCE has room for are made in parts, and again for the gradient."""
+        """For every slot the loss, its probability of the target's argmax, and whether that is its own argmax. Beyond
+        AT_ONCE, logits are computed in parts, and again for the gradient."""
         vocabulary = self.target.vocab if self.places is None else len(self.places)
         most = max(1, AT_ONCE // vocabulary)
         if len(made) <= most:
             return self._judge(feature, made, above)
         parts = zip(*(given.split(most) for given in (feature, made, above)), strict=True)
         judged = [checkpoint(self._judge, *part, use_reentrant=False) for part in parts]
-        loss, chance, right = (torch.cat(found) for found in zip(*judged, strict=True))
+        loss, chance, right = (torch.cat(values) for values in zip(*judged, strict=True))
         return loss, chance, right
 
     def _judge(self, feature: Tensor, made: Tensor, above: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        with FewSizes():  # also where logits are made again for the gradient, which is outside of the step's own
+        with FewSizes():  # also for the recomputed logits, outside of the step's own context
             with torch.no_grad():
                 teacher = precise(self.head(feature))
                 first = likeliest(teacher)
@@ -128,14 +128,14 @@ class BlockObjective(TrimmedObjective):
         return loss, chance, right
 
     def prepare(self, seen: Iterable[tuple[Batch, TargetFeatures]]) -> None:
-        """Begin, where slots are seeded, with the linear maps that come nearest to the features that slots stand for:
-        layers add nothing yet, and the last norm gives the features' size."""
+        """Initialise seeded slots by linear regression to their features: layers contribute nothing yet, and the last
+        norm gives the features' scale."""
         net, config = self.net, self.net.config
         if not config.seeded:
             return
         hidden, squares, count = config.layer.hidden, torch.zeros(()), 0
         with torch.no_grad():
-            if -1 in config.taps:  # the context vector begins near the last feature
+            if -1 in config.taps:  # the context vector starts near the last feature
                 at = config.taps.index(-1) * hidden
                 net.fc.weight[:, at : at + hidden] += torch.eye(hidden).to(net.fc.weight)
 
@@ -147,12 +147,12 @@ class BlockObjective(TrimmedObjective):
                     count += true.shape[0] * true.shape[1]
                     yield given, true.flatten(1)
 
-            found = nearest(pairs())
-            if found is None:
+            matrix = nearest(pairs())
+            if matrix is None:
                 return
             size = (squares / count).sqrt().clamp(min=1e-6)
-            maps = found.view(config.block, hidden, 2 * hidden) / size[:, None]
-            maps[0, :, hidden:] -= torch.eye(hidden).to(maps)  # the anchor's own vector is there already
+            maps = matrix.view(config.block, hidden, 2 * hidden) / size[:, None]
+            maps[0, :, hidden:] -= torch.eye(hidden).to(maps)  # the anchor's own vector is added already
             net.seed.weight.copy_(maps.flatten(0, 1))
             net.norm.weight.copy_(size)
             for layer in net.layers:
@@ -160,20 +160,20 @@ class BlockObjective(TrimmedObjective):
                 layer.mlp.down_proj.weight.zero_()
 
     def _seeds(self, batch: Batch, seen: TargetFeatures) -> tuple[Float[Tensor, "k i"], Float[Tensor, "k B h"]]:
-        """At all learned places whose block lies in their text, what seeds the slots, and their features."""
+        """For all positions with loss whose block is inside their text, the seeds of slots and their features."""
         net, config, n = self.net, self.net.config, batch.tokens.shape[1]
         context = net.context(torch.cat([seen.features[tap] for tap in config.taps], -1))
         embeds = self.target.embed(batch.tokens).to(context.dtype)
         anchor = torch.arange(1, max(1, n - config.block), device=context.device)
         at = anchor[:, None] + torch.arange(config.block, device=context.device)
-        whole = (batch.documents[:, at] == batch.documents[:, anchor - 1, None]).all(-1)
-        whole &= batch.learn[:, anchor] & batch.wanted(1)[:, anchor]
-        given = torch.cat([context[:, anchor - 1], embeds[:, anchor]], -1)[whole]
-        true = seen.features[-1][:, at - (0 if config.sample_from_anchor else 1)][whole]
+        inside = (batch.documents[:, at] == batch.documents[:, anchor - 1, None]).all(-1)
+        inside &= batch.learn[:, anchor] & batch.wanted(1)[:, anchor]
+        given = torch.cat([context[:, anchor - 1], embeds[:, anchor]], -1)[inside]
+        true = seen.features[-1][:, at - (0 if config.sample_from_anchor else 1)][inside]
         return precise(given), precise(true)
 
     def _anchors(self, batch: Batch, step: int) -> tuple[Int[Tensor, "b a"], Bool[Tensor, "b a"]]:
-        """Places drawn without replacement, ascending, and which of them are real; a function of step and row alone."""
+        """Anchors sampled without replacement, ascending, and which of them are real; a function of step and row."""
         open_ = batch.learn & batch.wanted(1)
         score = uniform(batch, step, 0xC2B2AE35, open_.shape[1]).masked_fill(~open_, -1.0)
         top = score.topk(min(self.anchors, score.shape[1]), -1)
@@ -190,7 +190,7 @@ class BlockObjective(TrimmedObjective):
             embeds = self.target.embed(batch.tokens.gather(1, anchor)).to(context.dtype)
             mask = None if config.mask_token < 0 else self.target.embed(anchor.new_tensor([config.mask_token]))[0]
         before = (anchor - 1).clamp(min=0)[..., None].expand(*anchor.shape, context.shape[2])
-        first = (batch.positions.gather(1, anchor) == 0)[..., None]  # of its text: nothing stands before it
+        first = (batch.positions.gather(1, anchor) == 0)[..., None]  # first token of its text
         last = context.gather(1, before).masked_fill(first, 0.0)
         x = net.slots(embeds, net.mask_embedding if mask is None else mask, last)
         slot = torch.arange(config.block, device=anchor.device)
@@ -198,7 +198,7 @@ class BlockObjective(TrimmedObjective):
         return net(x, net.rope.at(positions, x.dtype), keys, values, self._mask(batch, anchor, x.dtype))
 
     def _mask(self, batch: Batch, anchor: Int[Tensor, "b a"], dtype: torch.dtype) -> Float[Tensor, "b 1 m s"]:
-        """A slot sees its document's context before its anchor, and its own block."""
+        """A slot attends to its document before its anchor, and to its own block."""
         size, causal, documents = self.net.config.block, self.net.config.causal, batch.documents
         place = torch.arange(batch.tokens.shape[1], device=anchor.device)
         context = (place < anchor[..., None]) & (documents[:, None] == documents.gather(1, anchor)[..., None])
@@ -208,7 +208,7 @@ class BlockObjective(TrimmedObjective):
         return additive(torch.cat([context.repeat_interleave(size, 1), blocks], -1), dtype)[:, None]
 
     def _pace(self, chance: Float[Tensor, " k"], at: tuple[Tensor, Tensor], size: torch.Size) -> Float[Tensor, " k"]:
-        """D-PACE's weight of every learned slot; slots that are not learned are passed over."""
+        """D-PACE's weights; slots without loss are skipped."""
         smooth, learned = chance.new_ones(size), chance.new_zeros(size)
         smooth[at], learned[at] = (1 - self.dpace) * chance + self.dpace, 1.0
         blocks = (-1, self.net.config.block)
@@ -225,7 +225,7 @@ class BlockObjective(TrimmedObjective):
 
 
 def default_taps(layers: int, count: int) -> tuple[int, ...]:
-    """`count` hidden states spread from the second layer's to the fourth last's (DFlash), distinct or refused."""
+    """`count` distinct hidden states spread from the second layer's to the fourth last's (DFlash)."""
     if count == 1:
         return (layers // 2 + 1,)
     taps = tuple(round(1 + j * (layers - 4) / (count - 1)) + 1 for j in range(count))
@@ -256,13 +256,12 @@ def build(
 ) -> BlockObjective:
     """A block drafter for a target. `layers` of the network; `block` slots; `causal`: a slot attends to no later slot;
     `sample_from_anchor`: the anchor's slot drafts too; `pair_head` markov, selector or none, of rank `pair_rank`;
-    `conv`: slots that a convolution around attention and MLP reads, 2 in DFlash 2 (0: there is none); `draft_vocab`
-    tokens that can be drafted, the most frequent (0: all, by the target's own head); `taps`: the hidden states read
-    (default: up to five); `mask_token` of empty slots (-1: a learned vector); `anchors` of a row; `loss` kl, ce, tv or
-    lk; `decay`: slot k weighs exp(-k / decay), with `dpace=0` (0: it does not); `dpace`: D-PACE's weights of this c (0:
-    all weigh the same); `regress`: the weight of the distance from the target's features, as EAGLE has it (0: without);
-    `seeded`: slots are given the last context vector and the anchor directly, and begin as linear maps of them.
-    """
+    `conv`: kernel size of convolutions around attention and MLP, 2 in DFlash 2 (0: none); `draft_vocab`: size of the
+    draft vocabulary (0: all, with the target's head); `taps`: the hidden states to read (default: up to five);
+    `mask_token` of empty slots (-1: a learned vector); `anchors` per row; `loss` kl, ce, tv or lk; `decay`: slot k has
+    weight exp(-k / decay), with `dpace=0` (0: off); `dpace`: D-PACE's c (0: equal weights); `regress`: weight of the
+    regression to the target's features, as in EAGLE (0: off); `seeded`: slots get the last context vector and the
+    anchor directly, and start as linear maps of them."""
     size = draft_vocab or target.vocab
     depth = int(target.config.num_hidden_layers)
     config = BlockConfig(

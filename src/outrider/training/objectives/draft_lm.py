@@ -22,14 +22,14 @@ def build(
     init: str = "",
     draft_vocab: int = 0,
 ) -> LanguageObjective:
-    """A Llama of `layers`, `hidden` numbers wide, with `heads` of attention. `stage` pretrain, sft or distil; `loss` of
-    distil: forward-kl, reverse-kl or tv; `init`: the folder to begin with; `draft_vocab` tokens that can be drafted,
-    the most frequent (0: all).
+    """A Llama with `layers` of size `hidden` and `heads` attention heads. `stage` pretrain, sft or distil; `loss` of
+    distil: forward-kl, reverse-kl or tv; `init`: the folder to start from; `draft_vocab`: size of the draft vocabulary
+    (0: all).
     """
     from transformers import LlamaConfig, LlamaForCausalLM
 
     if hidden % heads or hidden // heads % 2:
-        raise InputError(f"{heads} heads do not divide a width of {hidden} into even parts; give another number")
+        raise InputError(f"{heads} heads do not divide the hidden size {hidden} into even sizes; give another number")
     config = LlamaConfig(
         **special_tokens(target), hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=heads,
         num_key_value_heads=heads, intermediate_size=8 * hidden // 3 // 8 * 8, max_position_embeddings=target.context,

@@ -2,9 +2,9 @@
 
     L = sum over passes j of  beta^(j-1) * [ SmoothL1(f', f) + w_cls * CE(head(f), head(f')) + w_topk * L_topk ]
 
-EAGLE is one pass without the top-K term, with noise on the features it reads. Pair i, (feature_i, token_{i+1}),
-predicts feature_{i+1}, whose law is that of token_{i+2}: it counts where token_{i+2} is of the same document and to
-be learned.
+EAGLE is one pass without the top-K term, with noise on its input features. Pair i, (feature_i, token_{i+1}), predicts
+feature_{i+1}, which gives the distribution of token_{i+2}: it counts if token_{i+2} is in the same document and in the
+loss mask.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ OPTIMISER = Optimiser(lr=5e-4, warmup=100)
 
 
 class EagleObjective(TrimmedObjective):
-    """The next feature and its law; over several aligned passes it is HASS."""
+    """The next feature and its distribution; with several aligned passes, HASS."""
 
     drafter = "eagle"
 
@@ -61,7 +61,7 @@ class EagleObjective(TrimmedObjective):
         self.topk, self.k, self.ranking = topk, min(k, net.config.draft_vocab or target.vocab), LOSSES[loss]
 
     def prepare(self, seen: Iterable[tuple[Batch, TargetFeatures]]) -> None:
-        """Begin as the linear map that comes nearest to the next feature; the layer adds nothing yet."""
+        """Initialise by linear regression to the next feature; the layer contributes nothing yet."""
         if not self.linear:
             return
 
@@ -71,9 +71,9 @@ class EagleObjective(TrimmedObjective):
                 yield self.net.given(true, self._embeds(batch, true))[wanted], true.roll(-1, 1)[wanted]
 
         with torch.no_grad():
-            found = nearest(pairs())
-            if found is not None:
-                self.net.fc.weight.copy_(found)
+            matrix = nearest(pairs())
+            if matrix is not None:
+                self.net.fc.weight.copy_(matrix)
                 for last in (self.net.layers[0].self_attn.o_proj, self.net.layers[0].mlp.down_proj):
                     last.weight.zero_()
 
@@ -83,7 +83,7 @@ class EagleObjective(TrimmedObjective):
             return embed(self.target, tokens).to(like.dtype)
 
     def forward(self, batch: Batch, seen: TargetFeatures, step: int = 0) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """The loss summed over the positions learned, how many they are, and the share of right guesses by pass."""
+        """The summed loss, the number of positions, and the accuracy by pass."""
         true = seen.features[-1]
         embeds = self._embeds(batch, true)
         read = true + self._noise(batch, true, step) if self.noise and self.training else true
@@ -91,7 +91,7 @@ class EagleObjective(TrimmedObjective):
         wanted = batch.wanted(2)
         for j in range(1, self.passes + 1):
             made = self.net(read, embeds, batch.positions, attention=passes.attention)
-            counted = wanted & (batch.positions >= j - 1)  # no draft has had j steps before
+            counted = wanted & (batch.positions >= j - 1)  # earlier positions have no j-th step
             loss, hit = self._loss(made[counted], true.roll(-1, 1)[counted], batch.ahead(2)[counted])
             total = total + self.beta ** (j - 1) * loss.sum()
             weight = weight + counted.sum()
@@ -100,8 +100,8 @@ class EagleObjective(TrimmedObjective):
         return total, weight / self.passes, hits
 
     def _loss(self, predicted: Tensor, true: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Losses of every position, and the share of right guesses. Laws are learned where the text's own token can be
-        drafted, and a position whose token cannot counts as a wrong guess."""
+        """Losses of every position, and the accuracy. Positions whose token is outside the draft vocabulary have no
+        distribution loss and count as errors."""
         near, count = smooth_l1(precise(predicted), precise(true)), max(1, len(tokens))
         if self.places is not None:
             known = self.places[tokens] >= 0
@@ -109,10 +109,10 @@ class EagleObjective(TrimmedObjective):
         with torch.no_grad():
             teacher = precise(self.head(true))
         student = precise(self.head(predicted.to(true.dtype)))
-        law = self.cls * soft_cross_entropy(student, teacher)
+        token_loss = self.cls * soft_cross_entropy(student, teacher)
         if self.topk:
-            law = law + self.topk * self.ranking(student, teacher, self.k)
-        loss = near + law if self.places is None else near.index_add(0, known.nonzero()[:, 0], law)
+            token_loss = token_loss + self.topk * self.ranking(student, teacher, self.k)
+        loss = near + token_loss if self.places is None else near.index_add(0, known.nonzero()[:, 0], token_loss)
         return loss, (likeliest(student) == likeliest(teacher)).float().sum().detach() / count
 
     def _noise(self, batch: Batch, like: Tensor, step: int) -> Tensor:
@@ -121,7 +121,7 @@ class EagleObjective(TrimmedObjective):
 
 
 def fresh(target: Target, documents: Sequence[Document], inputs: str, trained: str, draft_vocab: int) -> eagle.EagleNet:
-    """An untrained network. `draft_vocab`: so many tokens, those most frequent in the documents; 0: all."""
+    """An untrained network. draft_vocab: number of tokens, the most frequent in the documents; 0: all."""
     hidden = target.hidden
     tokens = trimmed(documents, target.vocab, draft_vocab)
     few = 0 if tokens is None else len(tokens)
@@ -142,9 +142,9 @@ def build(
     linear: bool = True,
 ) -> EagleObjective:
     """EAGLE for a target: noise on the features, one pass. `inputs` feature+shifted, feature+unshifted, feature or
-    token; `noise`: its width; `cls`: the weight of the tokens' loss beside the features'; `draft_vocab` tokens that can
-    be drafted, the most frequent (0: all). `linear`: begin as the linear map that comes nearest to the next feature
-    (false: by chance, as the paper does).
+    token; `noise`: its half-width; `cls`: weight of the token loss beside the feature loss; `draft_vocab`: size of the
+    draft vocabulary (0: all). `linear`: initialise by linear regression to the next feature (false: randomly, as in the
+    paper).
     """
     net = fresh(target, documents, inputs, "eagle", draft_vocab)
     return EagleObjective(target, net, noise, cls, linear=linear)

@@ -2,10 +2,10 @@
 
     L = sum over steps j = 1 .. 3 (7 in the paper) of  0.8^(j-1) * CE(p, q_j)
 
-Step j reads at position i its own vector of step j - 1 at i - 1, nothing detached, and sees what the j-th step of a
-draft sees (`_passes.py`). p is the target's law of token_{i+2} restricted to the draft vocabulary and made to sum to
-one; a position counts where the text's own token is in that vocabulary (in the published code, where the target's
-likeliest is: the same in greedy answers, and six times dearer with a vocabulary of 49k and a draft vocabulary of 8k).
+Step j reads at position i its output of step j - 1 at i - 1, nothing detached, and attends to the same keys as the j-th
+step of a draft (`_passes.py`). p is the target's distribution of token_{i+2} restricted to the draft vocabulary and
+renormalised; a position counts if the text's token is in that vocabulary (in the published code, if the target's argmax
+is: the same for greedy answers, and six times as expensive with a vocabulary of 49k and a draft vocabulary of 8k).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ OPTIMISER = Optimiser(lr=5e-4, warmup=100)
 
 
 class Eagle3Objective(TrimmedObjective):
-    """The target's law over several steps of the drafter's own."""
+    """The target's distribution over several steps on the drafter's own outputs."""
 
     drafter = "eagle3"
 
@@ -43,14 +43,14 @@ class Eagle3Objective(TrimmedObjective):
         self.taps = (*net.config.taps, -1)
 
     def forward(self, batch: Batch, seen: TargetFeatures, step: int = 0) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """The loss summed over the positions learned, how many they are, and the share of right guesses by step."""
+        """The summed loss, the number of positions, and the accuracy by step."""
         net = self.net
         true = net.fuse(torch.cat([seen.features[tap] for tap in net.config.taps], -1))
         ahead = batch.ahead(1)
         embeds = net.embed_tokens(ahead) if net.config.own_embedding else embed(self.target, ahead).to(true.dtype)
         with torch.no_grad():
             rows, columns = (batch.wanted(2) & self.draftable(batch.ahead(2))).nonzero().unbind(1)
-            law = precise(self.head(seen.features[-1][rows, columns + 1])).softmax(-1)
+            p = precise(self.head(seen.features[-1][rows, columns + 1])).softmax(-1)
         at = batch.positions[rows, columns]
         passes, read, hits = Passes(batch), true, {}
         weight, total = true.new_zeros((), dtype=torch.float32), true.new_zeros((), dtype=torch.float32)
@@ -58,7 +58,7 @@ class Eagle3Objective(TrimmedObjective):
             made = net(read, embeds, batch.positions, attention=passes.attention)
             counted = at >= j - 1
             student = precise(net.logits(made[rows[counted], columns[counted]]))
-            right = law if j == 1 else law[counted]
+            right = p if j == 1 else p[counted]
             total = total + self.decay ** (j - 1) * cross_entropy(student, right).sum()
             weight = weight + counted.sum()
             hits[f"hit{j}"] = (likeliest(student) == likeliest(right)).float().mean().detach()
@@ -78,12 +78,10 @@ def build(
     layers: int = 1,
     mask_token: int = 0,
 ) -> Eagle3Objective | ParallelObjective:
-    """EAGLE-3 for a target. `passes`: steps over outputs of its own, each weighing `decay` times the one before;
-    `draft_vocab` tokens that can be drafted, the most frequent (0: all; -1: chosen by the data, `draft_size`);
-    `hidden`: its width (0: the target's); `taps`: the three hidden states that are read (default: 2, L/2, L-3).
-    `parallel`: P-EAGLE, which drafts `passes` tokens in one pass of `layers`; `mask_token` stands for the tokens to
-    come.
-    """
+    """EAGLE-3 for a target. `passes`: steps on its own outputs, each weighted by `decay` relative to the one before;
+    `draft_vocab`: size of the draft vocabulary (0: all; -1: chosen by the data, `draft_size`); `hidden`: its hidden
+    size (0: the target's); `taps`: the three hidden states to read (default: 2, L/2, L-3). `parallel`: P-EAGLE, which
+    drafts `passes` tokens in one pass of `layers`; `mask_token` is the input for future tokens."""
     wide = target.hidden
     chosen = tuple(taps) or default_taps(target.layers)
     check_taps(chosen)

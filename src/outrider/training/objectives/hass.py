@@ -27,8 +27,8 @@ def build(
     draft_vocab: int = -1,
     linear: bool = True,
 ) -> EagleObjective:
-    """HASS for a target: EAGLE's `inputs`, `noise`, `cls`, `draft_vocab` and `linear`. `passes` of its harmonised
-    alignment, each weighing `beta` times the one before; `topk`: the weight of its ranking loss over `k` tokens; `loss`
+    """HASS for a target: EAGLE's `inputs`, `noise`, `cls`, `draft_vocab` and `linear`. `passes` of harmonised context
+    alignment, each weighted by `beta` relative to the one before; `topk`: weight of its loss over `k` tokens; `loss`
     top-k, top-p, normed-linear, normed-softmax, both-ways, recall or bild; `published`: the published code's masks.
     """
     net = fresh(target, documents, inputs, "hass", draft_vocab)

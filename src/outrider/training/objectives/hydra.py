@@ -2,8 +2,8 @@
 
     L = sum over heads k = 1 .. K of  CE(p, q_k(f_i, e(token_{i+1}), .., e(token_{i+k})))
 
-p is the target's own law of token_{i+1+k} (the teacher), or the text's token itself. Hydra++ reads features through one
-decoder layer of its own first.
+p is the target's distribution of token_{i+1+k} (the teacher), or the text's token. Hydra++ first passes features
+through a decoder layer.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ OPTIMISER = Optimiser(lr=1e-3, betas=(0.9, 0.999), clip=1.0, warmup=40)
 
 
 class HydraObjective(TrimmedObjective):
-    """The law, or the token, of each place ahead, given the tokens between."""
+    """The distribution, or the token, at each position ahead, given the tokens between."""
 
     drafter = "hydra"
 
@@ -36,7 +36,7 @@ class HydraObjective(TrimmedObjective):
         self.decay, self.teacher = decay, teacher
 
     def forward(self, batch: Batch, seen: TargetFeatures, step: int = 0) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """The loss summed over the positions learned, how many they are, and the share of right guesses by head."""
+        """The summed loss, the number of positions, and the accuracy by head."""
         true, k = seen.features[-1], self.net.config.heads
         read = true
         if self.net.prefix is not None:
@@ -49,19 +49,19 @@ class HydraObjective(TrimmedObjective):
         for head in range(1, k + 1):
             counted = batch.wanted(1 + head)[rows, columns]
             tokens, asked = batch.ahead(1 + head)[rows, columns], counted.sum()
-            if self.places is not None:  # what cannot be drafted cannot be learned
+            if self.places is not None:  # tokens outside the draft vocabulary have no loss
                 tokens = self.places[tokens]
                 counted = counted & (tokens >= 0)
             r, c, tokens = rows[counted], columns[counted], tokens[counted]
             student = precise(self.net(head - 1, read[r, c], embeds[counted][:, :head]))
             with torch.no_grad():
-                law = precise(self.head(true[r, c + head]))
+                target_logits = precise(self.head(true[r, c + head]))
             if self.teacher:
-                loss = soft_cross_entropy(student, law)
+                loss = soft_cross_entropy(student, target_logits)
             else:
                 loss = functional.cross_entropy(student, tokens, reduction="none")
             total = total + self.decay**head * loss.sum()
-            hits[f"hit{head}"] = (likeliest(student) == likeliest(law)).float().sum().detach() / asked
+            hits[f"hit{head}"] = (likeliest(student) == likeliest(target_logits)).float().sum().detach() / asked
         return total, total.new_tensor(float(len(rows))), hits
 
 
@@ -75,9 +75,9 @@ def build(
     teacher: bool = True,
     draft_vocab: int = 0,
 ) -> HydraObjective:
-    """Hydra for a target: `heads`, each of `layers`. `prefix`: Hydra++; `decay`: head i weighs decay^i; `teacher`:
-    heads learn the target's law instead of the text's tokens; `draft_vocab` tokens that can be drafted, the most
-    frequent (0: all).
+    """Hydra for a target: `heads`, each of `layers`. `prefix`: Hydra++; `decay`: head i has weight decay^i; `teacher`:
+    train on the target's distribution instead of the text's tokens; `draft_vocab`: size of the draft vocabulary (0:
+    all).
     """
     tokens = trimmed(documents, target.vocab, draft_vocab)
     net = hydra.fresh(target, heads, layers, layer_like(target) if prefix else None, tokens)

@@ -26,10 +26,9 @@ def build(
     init: str = "",
     draft_vocab: int = 0,
 ) -> LanguageObjective:
-    """A Mamba or Mamba-2 (`kind` mamba, mamba2) of `layers`, `hidden` numbers wide. `state`: numbers a channel keeps
-    (0: 16 and 64); `head`: channels that share a decay (mamba2). `stage` pretrain, sft or distil; `loss` of distil:
-    forward-kl, reverse-kl or tv; `init`: the folder to begin with; `draft_vocab` tokens that can be drafted, the most
-    frequent (0: all).
+    """A Mamba or Mamba-2 (`kind` mamba, mamba2) with `layers` of size `hidden`. `state`: state size per channel (0: 16
+    and 64); `head`: channels per head (mamba2). `stage` pretrain, sft or distil; `loss` of distil: forward-kl,
+    reverse-kl or tv; `init`: the folder to start from; `draft_vocab`: size of the draft vocabulary (0: all).
     """
     from transformers import Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForCausalLM
 

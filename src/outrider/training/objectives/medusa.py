@@ -1,8 +1,8 @@
-"""Medusa-1's objective (Cai et al. 2024, section 2.2.1): the heads learn, the backbone is frozen.
+"""Medusa-1's objective (Cai et al. 2024, section 2.2.1): heads on a frozen backbone.
 
     L = sum over heads k = 1 .. K of  0.8^k * CE(token_{i+1+k}, p_k(f_i))
 
-Head k reads the feature of position i and predicts the token k places after the target's own next one.
+Head k reads the feature of position i and predicts the token k positions after the target's next one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ OPTIMISER = Optimiser(lr=1e-3, betas=(0.9, 0.999), clip=1.0, warmup=40)
 
 
 class MedusaObjective(TrimmedObjective):
-    """The token, or the law, of each place ahead."""
+    """The token, or the distribution, at each position ahead."""
 
     drafter = "medusa"
 
@@ -33,7 +33,7 @@ class MedusaObjective(TrimmedObjective):
         self.decay, self.teacher = decay, teacher
 
     def forward(self, batch: Batch, seen: TargetFeatures, step: int = 0) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """The loss summed over the positions learned, how many they are, and the share of right guesses by head."""
+        """The summed loss, the number of positions, and the accuracy by head."""
         features, k = seen.features[-1], self.net.config.heads
         places = batch.wanted(2).nonzero()
         rows, columns = places.unbind(1)
@@ -42,14 +42,16 @@ class MedusaObjective(TrimmedObjective):
         for head in range(1, k + 1):
             counted = batch.wanted(1 + head)[rows, columns]
             tokens, asked = batch.ahead(1 + head)[rows, columns], counted.sum()
-            if self.places is not None:  # what cannot be drafted cannot be learned
+            if self.places is not None:  # tokens outside the draft vocabulary have no loss
                 tokens = self.places[tokens]
                 counted = counted & (tokens >= 0)
             student, tokens = precise(made[head - 1][counted]), tokens[counted]
             if self.teacher:
                 with torch.no_grad():
-                    law = self.head(features[rows, (columns + head).clamp(max=features.shape[1] - 1)][counted])
-                loss = soft_cross_entropy(student, precise(law))
+                    target_logits = self.head(
+                        features[rows, (columns + head).clamp(max=features.shape[1] - 1)][counted]
+                    )
+                loss = soft_cross_entropy(student, precise(target_logits))
             else:
                 loss = functional.cross_entropy(student, tokens, reduction="none")
             total = total + self.decay**head * loss.sum()
@@ -67,9 +69,9 @@ def build(
     teacher: bool = False,
     draft_vocab: int = 0,
 ) -> MedusaObjective:
-    """Medusa-1 for a target: `heads`, each of `layers`. `share_head`: all use the target's head; `decay`: head i weighs
-    decay^i; `teacher`: heads learn the target's law instead of the text's tokens; `draft_vocab` tokens that can be
-    drafted, the most frequent (0: all).
+    """Medusa-1 for a target: `heads`, each of `layers`. `share_head`: all use the target's head; `decay`: head i has
+    weight decay^i; `teacher`: train on the target's distribution instead of the text's tokens; `draft_vocab`: size of
+    the draft vocabulary (0: all).
     """
     tokens = trimmed(documents, target.vocab, draft_vocab)
     return MedusaObjective(target, medusa.fresh(target, heads, layers, share_head, tokens=tokens), decay, teacher)

@@ -1,12 +1,12 @@
-"""Medusa-2's objective (Cai et al. 2024, section 2.2.2): heads and backbone learn together. The target is another model
-afterwards, so its texts are no longer the original's: LOSSY, and labelled so.
+"""Medusa-2's objective (Cai et al. 2024, section 2.2.2): heads and backbone are trained together. This changes the
+target, so its texts are no longer the original's: LOSSY, and labelled so.
 
     L = L_LM + lambda_0 * sum over heads k = 1 .. K of  0.8^k * CE(token_{i+1+k}, p_k(f_i))
 
-L_LM is the cross-entropy of the next token, or with `distil` (self-distillation, section 2.3.2) KL(p_0 || p), p_0 the
-law of the target as it was: no second model is held, and the target's own text takes the place of its tuning data. The
-backbone changes by a LoRA adapter; the heads' learning rate is four times its own. Two stages: for `heads_only` steps
-the backbone rests, then the scale of the heads' gradients into it grows from 0 to 1 over `ramp` steps.
+L_LM is the cross-entropy of the next token, or with `distil` (self-distillation, section 2.3.2) KL(p_0 || p), with p_0
+the distribution of the original target: without a second model, and with the target's own text in place of tuning data.
+The backbone is trained by a LoRA adapter; the heads' learning rate is four times its rate. Two stages: for `heads_only`
+steps the backbone is frozen, then the scale of the heads' gradients into it grows from 0 to 1 over `ramp` steps.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ OPTIMISER = Optimiser(lr=5e-4, betas=(0.9, 0.999), clip=1.0, warmup=40)
 
 
 class Medusa2Objective(nn.Module):
-    """Medusa's heads and the backbone's own language loss together."""
+    """Medusa's heads together with the backbone's language modelling loss."""
 
     drafter = "medusa"
-    taps = ()  # its own pass over the target is part of the loss
+    taps = ()  # the target's pass is part of the loss
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class Medusa2Objective(nn.Module):
         return min(1.0, (step - self.heads_only + 1) / self.ramp) if self.ramp else 1.0
 
     def forward(self, batch: Batch, seen: TargetFeatures, step: int = 0) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """The loss summed over the positions learned, how many tokens those are, and parts."""
+        """The summed loss, the number of tokens, and parts."""
         del seen
         together = step >= self.heads_only
         with torch.set_grad_enabled(together and torch.is_grad_enabled()):
@@ -86,18 +86,18 @@ class Medusa2Objective(nn.Module):
         total, _, parts = self.heads(batch, read, step)
         weight = places.sum().to(total.dtype)
         parts["language"] = language.detach() / weight.clamp(min=1)
-        if not together:  # DDP asks for a gradient of every parameter
+        if not together:  # DDP needs a gradient of every parameter
             total = total + 0.0 * torch.stack([p.sum() for p in self.low_rank]).sum()
         return language + self.weight * total, weight, parts
 
     def _teacher(self, batch: Batch, places: Bool[Tensor, "b n"]) -> Float[Tensor, "k v"]:
-        """Logits of the target as it was, with the adapter switched off, at the `k` marked places."""
+        """Logits of the original target, with the adapter disabled, at the `k` marked positions."""
         with torch.no_grad(), self.adapter.off():
             return precise(self.target.head(hidden(self.target, batch)[-1][places]))
 
     def save(self, folder: str | Path) -> None:
-        """The heads, and in `target/` the changed target that they belong to."""
-        native.save(folder, self.heads.drafter, self.heads.net)  # no mark: the target is another once it is merged
+        """Save the heads, and in `target/` the changed target."""
+        native.save(folder, self.heads.drafter, self.heads.net)  # no mark: merging changes the target
         self.adapter.merge(Path(folder) / "target", LABEL)
 
 
@@ -117,11 +117,11 @@ def build(
 ) -> Medusa2Objective:
     """Medusa-2: Medusa's `heads`, `layers`, `share_head`, `decay` and `teacher`, and the backbone by LoRA of `rank` and
     `alpha`. `weight` of the heads' loss, lambda_0 (-1: 0.2, with `distil` 0.01); `heads_only`: steps before the
-    backbone learns; `ramp`: steps over which the heads' gradients into it grow to their full size; `distil`: the
-    backbone learns the law that it had instead of the text.
+    backbone is trained; `ramp`: steps over which the heads' gradients into it grow to full scale; `distil`: train the
+    backbone on its original distribution instead of the text.
     """
     if heads_only < 0 or ramp < 0:
-        raise InputError("heads_only and ramp are numbers of steps, so they must not be negative")
+        raise InputError("heads_only and ramp must be at least 0")
     net = medusa.fresh(target, heads, layers, share_head, lossy=True)
     adapter = Adapter(target, rank, alpha)
     chosen = weight if weight >= 0 else 0.01 if distil else 0.2
