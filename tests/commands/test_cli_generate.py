@@ -159,7 +159,7 @@ def test_compare_finds_equal_texts_which_theory_reads(
         (["--max-new-tokens", "0"], "--max-new-tokens must"),
         (["--budget", "1x3"], "2 to 256 nodes"),
         (["--budget", "3,b"], "3,b"),
-        (["--budget", "2,1 2,1"], "twice"),
+        (["--budget", "2,1 2,1"], "each of them once"),
         (["--budget", "0:2,1"], "counted from 1"),
         (["--budget", "1:2,1 2:1,1"], "name each of them"),
         (["--drafter", "lookup", "--drafter", "ngram", "--budget", "1:2,1"], "name each of them"),

@@ -149,7 +149,7 @@ def test_processors_are_asked_about_written_tokens_alone(world: World) -> None:
         ({"num_beams": 2}, "num_beams=2 means beam search"),
         ({"prefix_allowed_tokens_fn": lambda i, ids: [1, 2]}, "PrefixConstrainedLogitsProcessor"),
         ({"guidance_scale": 2.0}, "guidance_scale=2.0 needs passes"),
-        ({"encoder_repetition_penalty": 1.5}, "encoder_repetition_penalty=1.5 looks a row up"),
+        ({"encoder_repetition_penalty": 1.5}, "encoder_repetition_penalty=1.5 depends on a row"),
         ({"return_dict_in_generate": True, "output_scores": True}, "output_scores=True is not recorded"),
         ({"rule": "magic"}, "there is no rule 'magic'"),
         ({"prompt_lookup_num_tokens": 5}, "prompt_lookup_num_tokens=5 is another decoding method .* drafter='lookup"),
@@ -241,7 +241,7 @@ def test_what_is_kept_is_bounded_and_goes_with_the_model(world: World) -> None:
     for i in range(20):
         drafter, budget = copy.copy(world.drafter("lookup")), FixedBudget(2 + i % 5, 3)
         drafted(model, drafter, budget=budget)
-        assert model.outrider_engines.kept[-1].asked is drafter
+        assert model.outrider_engines.kept[-1].spec is drafter
         seen += [weakref.ref(drafter), weakref.ref(budget)]
     del drafter, budget
     gc.collect()

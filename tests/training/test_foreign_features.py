@@ -145,10 +145,10 @@ def test_a_training_reads_them(target: HFTarget, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("told", "words"),
     [
-        ({"layers": (0, 2, LAST)}, "holds layer 1 where features.json says layer 0"),
-        ({"layers": (1, 2)}, "the drafter reads 3 too"),
+        ({"layers": (0, 2, LAST)}, "has layer 1 where features.json says layer 0"),
+        ({"layers": (1, 2)}, "the drafter also reads 3"),
         ({"layers": (0, 1, 2, LAST)}, "has 3 layers, and features.json names 4"),
-        ({"normed": True}, "holds layer 3 before the final norm where features.json says layer 3 after the final norm"),
+        ({"normed": True}, "has layer 3 before the final norm where features.json says layer 3 after the final norm"),
         ({"hidden_size": 64}, "is of a target with hidden_size 64, and this one has 32"),
         ({"num_hidden_layers": 4}, "num_hidden_layers 4, and this one has 3"),
         ({"layers": (2, 1, LAST)}, "ascending"),
@@ -207,7 +207,7 @@ def test_a_file_that_cannot_be_read(target: HFTarget, tmp_path: Path, capsys: py
         with pytest.raises(InputError, match="is still being written"):
             hidden_states.load(path, 32)
     path.write_bytes(path.read_bytes()[:100])
-    with pytest.raises(InputError, match="no token_ids that can be read"):
+    with pytest.raises(InputError, match="no readable token_ids"):
         hidden_states.load(path, 32)
     torch.save({"input_ids": Code()}, tmp_path / "data_0.ckpt")
     with pytest.raises(InputError, match="it holds more than tensors"):
