@@ -15,7 +15,7 @@ from outrider.params import Sampling
 from ..evidence import Evidence, finding
 from ..figures import Check, true
 
-TEST = "pytest tests/unit/test_bandit.py"
+TEST = "pytest tests/budgets/test_bandit.py"
 PASS, STEP, ROUNDS = 0.010, 0.001, 60  # seconds of a pass of the target, and of a draft step
 TOKENS = {(3, 3, 2, 1): (3, 4, 2, 3), (3, 2, 2, 1, 1): (4, 4), (2, 2, 2, 1, 1, 1): (2, 1, 2, 2)}  # of a round, by shape
 

@@ -39,8 +39,8 @@ static void quantise_rows(const act_t *x, int64_t n, int64_t width, int64_t firs
         for (int64_t i = 0; i < n; i++) quantise_block(x + i * width + b * BLOCK_WEIGHTS, to + b * n + i);
 }
 
-/* Are a kind's quants too large for pairs of products in int16? Without VNNI they have a sign then. */
-#ifdef VNNI
+/* Have quants that need eight bits a sign? Not where dot products take unsigned bytes. */
+#ifdef UNSIGNED_DOT
 #define SIGNED(f) 0
 #else
 #define SIGNED(f) ((f).offset == 128)

@@ -9,9 +9,10 @@
 #include "../simd/amx.h"
 #endif
 
-/* Steps that are multiplied together: with VNNI one; else as many as have sums of pairs that int16 holds. */
+/* Steps that are multiplied together: with dot products of four one; else as many as have sums of pairs that int16
+   holds. */
 INLINE int steps_together(const IntegerFormat f) {
-#ifdef VNNI
+#ifdef I8_DOT
     (void)f;
     return 1;
 #else
@@ -22,7 +23,7 @@ INLINE int steps_together(const IntegerFormat f) {
 
 /* Add the products of so many steps with their quants to `sum`. */
 INLINE i8_t dot_steps(const IntegerFormat f, i8_t sum, const i8_t *w, const int8_t *quant, const int count) {
-#ifdef VNNI
+#ifdef I8_DOT
     (void)f, (void)count;
     return i8_dot(sum, w[0], quant);
 #else

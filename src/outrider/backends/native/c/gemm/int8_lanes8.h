@@ -8,7 +8,7 @@
 
 /* Add the products of `count` steps with their quants to `sum`. */
 INLINE i8_t dot_steps(const IntegerFormat f, const i8_t *w, const int8_t *quant, const int count, i8_t sum) {
-#ifdef VNNI
+#ifdef I8_DOT
     (void)f;
 #pragma GCC unroll 8
     for (int s = 0; s < count; s++) sum = i8_dot(sum, w[s], quant + 4 * s);
