@@ -333,18 +333,17 @@ def test_kinds_and_widths_that_have_no_integer_form(code: Library) -> None:
         assert code.int8_bytes(kind, 16, width) == 0
 
 
-LEAST = "sum[i] = v_fma(v_set1(x[i].total), v_load_f16_all(d + 2 * PANEL_ROWS), sum[i]);"
+LANES = 16 if "avx512f" in native.abilities() else 8
+KERNEL, SUM = f"gemm/int8_lanes{LANES}.h", {16: "sum[i]", 8: "of[i].sum"}[LANES]
+LEAST = "v_fma(v_set1(x[i].total), v_load_f16_all(d + 2 * PANEL_ROWS)"
+SCALE = {16: "v_mul(dot[i], v_set1(x[i].scale))", 8: "own_scale = v_set1(x[i].scale)"}[LANES]
 ROUNDED = "_mm256_cvtps_epi32(_mm256_mul_ps(x[i], _mm256_set1_ps(factor)))"
 MUTANTS = {
-    "minima are left out": ("gemm/int8.h", LEAST, f"if (!WRONG) {LEAST}"),
-    "a row has another's scale": (
-        "gemm/int8.h",
-        "v_mul(dot[i], v_set1(x[i].scale))",
-        "v_mul(dot[i], v_set1(x[WRONG ? 0 : i].scale))",
-    ),
+    "minima are left out": (KERNEL, f"{SUM} = {LEAST}", f"{SUM} = WRONG ? {SUM} : {LEAST}"),
+    "a row has another's scale": (KERNEL, SCALE, SCALE.replace("x[i]", "x[WRONG ? 0 : i]")),
     "activations are cut off": ("simd/int8.h", ROUNDED, f"(WRONG ? {ROUNDED.replace('cvt', 'cvtt')} : {ROUNDED})"),
     "offsets are left out": (
-        "gemm/int8.h",
+        "gemm/int8_blocks.h",
         "offset = SIGNED(f) ? 0 : f.offset,",
         "offset = SIGNED(f) || WRONG ? 0 : f.offset,",
     ),
