@@ -50,14 +50,12 @@ def test_the_json_has_the_documented_keys(run: Run, folder: str) -> None:
     assert usage["new_tokens"] == len(output["tokens"])
 
 
-@pytest.mark.parametrize("temperature", ["0", "1"])
-def test_every_drafter_writes_the_same_text(run: Run, folder: str, temperature: str) -> None:
+def test_every_drafter_writes_the_same_text(run: Run, folder: str) -> None:
     texts = []
     for drafter in (["none"], ["lookup"], ["suffix"], ["lookup", "suffix"], [f"model:{folder}"]):
         specs = [x for d in drafter for x in ("--drafter", d)]
         code, out, _ = run(
-            "generate", folder, PROMPT, *specs, "--seed", "1", "--temperature", temperature, "--max-new-tokens", "20",
-            "--json",
+            "generate", folder, PROMPT, *specs, "--seed", "1", "--temperature", "1", "--max-new-tokens", "20", "--json",
         )  # fmt: skip
         assert code == 0
         texts.append(json.loads(out)["outputs"][0]["tokens"])

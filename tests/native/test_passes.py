@@ -250,20 +250,6 @@ def near(found: Array, right: Tensor, dtype: torch.dtype) -> None:
     assert float(difference.abs().max()) <= allowed * float(right.float().abs().max())
 
 
-@pytest.mark.parametrize("spec", ["eagle:demo/hass", "eagle3:demo"])
-def test_drafters_of_a_compiled_target_are_compiled(spec: str) -> None:
-    llm = outrider.load("demo", spec)
-    assert getattr(llm.drafter, "inner", llm.drafter).compiled is not None
-    slow = outrider.load("demo", spec, compile=False)
-    prompts = [[5, 6, 7, 8, 9], list(range(20, 60))]
-    law: dict[str, Any] = {"max_new_tokens": 24, "budget": "16x6", "temperature": 0.0}
-    right = outrider.load("demo", "none").generate(prompts, max_new_tokens=24, temperature=0.0)
-    assert [o.tokens for o in llm.generate(prompts, **law)] == [o.tokens for o in right]
-    assert sum(o.usage.accepted for o in llm.generate(prompts, **law)) >= 0.9 * sum(
-        o.usage.accepted for o in slow.generate(prompts, **law)
-    )
-
-
 def test_features_of_padding_are_zeros(monkeypatch: pytest.MonkeyPatch) -> None:
     """They reach the caches of drafters, whose masks hide them, but would hide no NaN."""
     empty = passes.aligned

@@ -14,12 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from bits import text_of
 from gguf_files import write
 from small import BASE, build
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from outrider import drafters
 from outrider.backends.native import library as native
 from outrider.backends.native.checkpoint import open_checkpoint
 from outrider.backends.native.passes import as_float
@@ -30,9 +28,7 @@ from outrider.backends.torch.mark import mark_of
 from outrider.backends.torch.module import ModuleTarget
 from outrider.core.protocols import Target
 from outrider.core.tree import chain, from_lists
-from outrider.engine import Engine, generate
-from outrider.engine.request import Request
-from outrider.params import InputError, Sampling
+from outrider.params import InputError
 
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 32, "max_position_embeddings": 2048}
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -252,20 +248,6 @@ def test_the_head_and_the_embeddings_are_the_passes_own(target: NativeTarget) ->
     session.forward(chain([[1]]))
     last = session.forward(tree, TAPS, since=1)
     assert np.array_equal(read.logits[:, 1:], last.logits)
-
-
-def test_texts_with_drafts_are_those_without(target: NativeTarget) -> None:
-    """The engine, with rows that come and go."""
-    requests = [
-        Request(text_of(seed, 20 + seed), seed, 40, Sampling(temperature=heat))
-        for seed, heat in enumerate((0.0, 0.0, 0.7, 1.0))
-    ]
-    found = []
-    for drafter in ("none", "lookup", "ngram"):
-        engine = Engine.of(target, drafters.load(drafter, target), "16x6" if drafter != "none" else "auto")
-        rows = {piece.row.index: piece.row for piece in generate(engine, requests, 2)}
-        found.append([rows[i].output for i in range(len(requests))])
-    assert found[0] == found[1] == found[2]
 
 
 def test_neither_torch_nor_transformers_is_imported(tmp_path: Path) -> None:
