@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import product
@@ -32,7 +33,7 @@ class Study(Config):
     budgets: tuple[str, ...] = ("auto",)
     variants: tuple[str, ...] = ("plain",)
     judge: str | None = None  # the model that texts are judged by; None: the target judges lossy ones
-    observe: bool = False  # confidences, and which nodes are accepted
+    observe: tuple[str, ...] = ()  # the methods whose confidences and accepted nodes are looked at; "all"
     explain: bool = True  # where the speed goes
     memory: float | None = None  # GiB
 
@@ -74,7 +75,8 @@ def weigh(answer: Answer, rows: int) -> dict[str, int]:
     """Bytes of the target's and the drafter's states; nothing if a row ended before the others and left them."""
     if not answer.states or len(answer.states[0].lengths) < rows:
         return {}
-    return dict(zip(("cache", "drafter"), map(held, answer.states), strict=True))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # of the process since its start
+    return {**dict(zip(("cache", "drafter"), map(held, answer.states), strict=True)), "peak": peak}
 
 
 def fill_in(cell: Cell, analysis: Analysis) -> None:
@@ -84,7 +86,7 @@ def fill_in(cell: Cell, analysis: Analysis) -> None:
     table, bases = analysis.tables[cell.key]
     sizes = [t.memory for s in table.samples[0] for t in s.turns if t.memory]
     if sizes:
-        cell.memory = Memory(*(max(m.get(k, 0) for m in sizes) for k in ("cache", "drafter")))
+        cell.memory = Memory(*(max(m.get(k, 0) for m in sizes) for k in ("cache", "drafter", "peak")))
     usages = table.usages()
     plain = Table.of(bases["plain"], [s.chunk for s in table.samples[0]]).usages()
     if usages and plain and cell.speedup:
@@ -140,7 +142,8 @@ def observe(document: Document, grid: Grid, study: Study, judge: LLM | None) -> 
                 continue
             if not cell.lossless or judge is not None:
                 cell.quality = quality(runner, group, cell.method, cell.variant, judge or runner.models.llm())
-            if study.observe and cell.alpha and (peer := extras.ours(runner, cell.method)):
+            seen = {"all", cell.label or cell.spec} & set(study.observe)
+            if seen and cell.alpha and (peer := extras.ours(runner, cell.method)):
                 cell.reliability, cell.positions = extras.observed(runner, group, peer)
         if study.explain and group.batch == 1 and (found := extras.explained(runner, group, cells)):
             document.explain.append(found)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ..budgets.budgeter import Budgeter
 
 VARIANTS = ("plain", "eager", *PACKED)  # eager: stock passes, not compiled
-BUDGETS = r"adaptive|auto|none|\d+x\d+|\d+(?:,\d+)*(?: [\d,]+)*(?: none)?"
+BUDGETS = r"adaptive|auto|none|\d+x\d+|\d+(?:,\d+)*(?: [\d,]+)*(?: none)?(?: [a-z]+=[\w.]+)*"
 OPTIONS = ("epsilon", "delta")  # of the rule typical
 ENDING = re.compile(
     rf"(.+)@(?:(?P<budget>{BUDGETS})|(?P<rule>(?:{'|'.join(RULES)})(?:\?.*)?)"
