@@ -241,5 +241,3 @@ def verdict(checks: Iterable[Check]) -> str:
     if HOLDS in found:
         return HOLDS if found == {HOLDS} else PARTLY
     return FAILS if FAILS in found else NOISE
-
-

@@ -79,9 +79,7 @@ class Evidence:
         The paper is the row's own, or another one that the query begins with, as in "eagle2: Table 1; mean"."""
         other, _, words = query.rpartition(": ")
         asked = set(words.split("; "))
-        found = [
-            f for f in self.facts[other or paper] if asked <= {f"T={f['temperature']}", *(f[k] for k in FIELDS)}
-        ]
+        found = [f for f in self.facts[other or paper] if asked <= {f"T={f['temperature']}", *(f[k] for k in FIELDS)}]
         if not found or len({row["metric"] for row in found}) > 1:
             raise ValueError(f"{query!r} must name facts of {paper}, all of one metric; it names {len(found)}")
         return found
@@ -146,9 +144,9 @@ class Measured:
                 continue
             report: Document = self.evidence.results[source.file]
             for row in (*report.pooled, *report.macro):
-                if (row.method, row.temperature) == (source.method, t) and getattr(row, of, None) is not None:
-                    if row.batch == batch or (batch == 1 and of in COUNTED):
-                        return source.file, row
+                named = (row.method, row.temperature) == (source.method, t) and getattr(row, of, None) is not None
+                if named and (row.batch == batch or (batch == 1 and of in COUNTED)):
+                    return source.file, row
         rule = "" if t == 0 or name.endswith("coupled") else " under the papers' rule"
         raise Missing(f"{of} of {name} at T = {t:g}{rule} was not run")
 

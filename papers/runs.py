@@ -57,12 +57,18 @@ SMOLLM2 = Model(
 )  # fmt: skip
 DEMO = Model(
     {
-        "eagle": "eagle:demo", "hass": "eagle:demo/hass", "medusa": "medusa:demo", "chain": "model", "hydra": "hydra:demo",
-        "llm": "model", "llama": "model:demo/llama", "mamba": "mamba:demo/mamba",
+        "eagle": "eagle:demo",
+        "hass": "eagle:demo/hass",
+        "medusa": "medusa:demo",
+        "chain": "model",
+        "hydra": "hydra:demo",
+        "llm": "model",
+        "llama": "model:demo/llama",
+        "mamba": "mamba:demo/mamba",
     },
     Study("demo", temperatures=(0.0, 1.0), tokens=64, limit=13, batch_sizes=(13,), peers=(), explain=False),
     {},
-)  # fmt: skip
+)
 MODELS = {"SmolLM2": SMOLLM2, "demo": DEMO}
 
 

@@ -65,7 +65,11 @@ def cell(row: str, model: str, checks: Sequence[Check]) -> str:
         return f"computed, {sum(c.outcome == FAILS for c in checks)} of {len(checks)} differ"
     counts = Counter(c.outcome for c in runs)
     words = {HOLDS: "hold", FAILS: "fail", NOISE: "undecided", OPEN: "not run"}
-    tally = ", ".join(f"{counts[o]} {word}" for o, word in words.items() if counts[o]) if len(counts) > 1 else f"{len(runs)}"
+    tally = (
+        ", ".join(f"{counts[o]} {word}" for o, word in words.items() if counts[o])
+        if len(counts) > 1
+        else f"{len(runs)}"
+    )
     first = [c.short for c in runs if c.short and c.outcome in (HOLDS, FAILS)] or [c.short for c in runs if c.short]
     notes = ROWS[row].notes.get(model, "")
     told = f"**{outcome}**" if outcome in (HOLDS, PARTLY, FAILS) else outcome
@@ -96,7 +100,9 @@ def summary(found: Found) -> str:
     lines = ["| model | " + " | ".join(VERDICTS) + " |", "|---|" + "--:|" * len(VERDICTS)]
     for model in (*MODELS, FREE):
         counts = Counter(verdict(by[model][0]) for by in found.values() if model in by)
-        lines.append(f"| {'no model' if model == FREE else model} | " + " | ".join(str(counts[v]) for v in VERDICTS) + " |")
+        lines.append(
+            f"| {'no model' if model == FREE else model} | " + " | ".join(str(counts[v]) for v in VERDICTS) + " |"
+        )
     return "\n".join(lines)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from ..document import Cell
 from ..figures import CLOSE, FAILS, HOLDS, NOISE, Check, Figure, beside, close, computed, difference, higher, least
 from ..medusa.judges import by_kind
 from ..rows import Measured, Missing, Statement, judges
@@ -51,29 +52,41 @@ def flat(words: str, rates: list[Figure], wide: float) -> Check:
                  f"a spread of {wide + most - spread:.2f}")  # fmt: skip
 
 
-@judges("E-T1", SmolLM2="bf", demo="f")
+def stepwise(m: Measured) -> str:
+    """The chain of five, or the dynamic tree of EAGLE's own weights where that alone was run."""
+    return "tree of 16" if m.model == "SmolLM2" and m.study not in m.evidence.results else "chain"
+
+
+@judges("E-T1", SmolLM2="bfhk", demo="f")
 def by_depth(m: Measured) -> Iterator[Statement]:
+    name = stepwise(m)
     for t in (0, 1):
-        yield lambda: higher(f"chain at T = {t}, 0-alpha over 1-alpha", *m.rates("chain", t)[:2])
-        yield lambda: flat(f"chain at T = {t}", m.rates("chain", t), gaps(m, "Table 1"))
+        yield lambda: higher(f"{name} at T = {t}, 0-alpha over 1-alpha", *m.rates(name, t)[:2])
+        yield lambda: flat(f"{name} at T = {t}", m.rates(name, t), gaps(m, "Table 1"))
     yield lambda: beside("0- and 1-alpha at T = 1", *m.rates("chain, coupled", 1)[:2])
 
 
-@judges("E-T2", SmolLM2="bf", demo="f")
+@judges("E-T2", SmolLM2="bfhk", demo="f")
 def maths(m: Measured) -> Iterator[Statement]:
-    def cell(t: float) -> object:
-        found = [c for c in m.cells("chain", t) if c.task in MATHS]
-        if not found:
-            raise Missing(f"the chain on GSM8K at T = {t:g} was not run")
-        return found[0]
-
-    yield lambda: higher("tau of the chain on GSM8K, T = 0 over T = 1", *(Figure.of(cell(t).tau) for t in (0, 1)))  # type: ignore[attr-defined]
+    name = stepwise(m)
+    yield lambda: higher(f"tau of the {name} on GSM8K, T = 0 over T = 1", *(Figure.of(on_maths(m, name, t).tau) for t in (0, 1)))
     for t in (0, 1):
-        rates = [Figure.of(depth.rate) for depth in cell(t).depths[:5]]  # type: ignore[attr-defined]
-        if len(rates) < 5:
-            raise Missing(f"acceptance by depth on GSM8K at T = {t} is not stored")
-        yield lambda: higher(f"on GSM8K at T = {t}, 0-alpha over 1-alpha", *rates[:2])
-        yield lambda: flat(f"on GSM8K at T = {t}", rates, gaps(m, "Table 2"))
+        yield lambda: higher(f"{name} on GSM8K at T = {t}, 0-alpha over 1-alpha", *maths_rates(m, name, t)[:2])
+        yield lambda: flat(f"{name} on GSM8K at T = {t}", maths_rates(m, name, t), gaps(m, "Table 2"))
+
+
+def on_maths(m: Measured, name: str, t: float) -> Cell:
+    for cell in m.cells(name, t):
+        if cell.task in MATHS:
+            return cell
+    raise Missing(f"the {name} on GSM8K at T = {t:g} was not run")
+
+
+def maths_rates(m: Measured, name: str, t: float) -> list[Figure]:
+    rates = [Figure.of(depth.rate) for depth in on_maths(m, name, t).depths[:5]]
+    if len(rates) < 5:
+        raise Missing(f"acceptance by depth on GSM8K at T = {t:g} is not stored")
+    return rates
 
 
 @judges("E-T3", ("demo",), demo="p", studies={"demo": "ablations"})

@@ -57,8 +57,12 @@ def confidence(m: Measured) -> Iterator[Statement]:
         yield true(f"T = {t}, acceptance rises with confidence in 90 % of pairs of bins", up >= 0.9, f"{up:.0%}")
         error, half = ece(bins), 1.96 * sqrt(sum(b.count * b.acceptance * (1 - b.acceptance) for b in bins)) / n
         figure = Figure(error, max(0.0, error - half), error + half)
-        check = least(f"T = {t}, the calibration error at most {STRAIGHT:g}", Figure(-error, -figure.high, -figure.low), -STRAIGHT)
-        yield Check(check.words, check.outcome, f"{figure} of {n:,} nodes", f"error {figure.short}", f"{POWER * half:.3f}")
+        check = least(
+            f"T = {t}, the calibration error at most {STRAIGHT:g}", Figure(-error, -figure.high, -figure.low), -STRAIGHT
+        )
+        yield Check(
+            check.words, check.outcome, f"{figure} of {n:,} nodes", f"error {figure.short}", f"{POWER * half:.3f}"
+        )
 
 
 def published_order(m: Measured) -> list[str]:
@@ -105,8 +109,10 @@ def ablations(m: Measured) -> Iterator[Statement]:
     for size in SIZES:
         for t in (0, 1):
             for part in list(PARTS)[1:]:
-                yield lambda: higher(f"tau at T = {t}, {size}, the whole over it{part}", m(size, t), m(f"{size}{part}", t))
+                yield lambda: higher(
+                    f"tau at T = {t}, {size}, the whole over it{part}", m(size, t), m(f"{size}{part}", t)
+                )
             ranking, value = (f"{size} without {part}" for part in ("re-ranking", "value"))
-            yield lambda: higher(f"tau at T = {t}, {size}, without re-ranking over without value", m(ranking, t), m(value, t))
-
-
+            yield lambda: higher(
+                f"tau at T = {t}, {size}, without re-ranking over without value", m(ranking, t), m(value, t)
+            )

@@ -74,8 +74,11 @@ def peaks(m: Measured) -> Figure:
 def sizes(m: Measured) -> Iterator[Statement]:
     for name in ("small Llama, chain", "Mamba, chain", "Llama, chain"):
         for t in (0, 1):
-            yield lambda: higher(f"tokens/s at T = {t}, the small Mamba over the {name}",
-                                 m("small Mamba, chain", t, "tokens_per_second"), m(name, t, "tokens_per_second"))  # fmt: skip
+            yield lambda: higher(
+                f"tokens/s at T = {t}, the small Mamba over the {name}",
+                m("small Mamba, chain", t, "tokens_per_second"),
+                m(name, t, "tokens_per_second"),
+            )
 
 
 @judges("Ma-F3", SmolLM2="gh", demo="")
@@ -123,7 +126,9 @@ def long_contexts(m: Measured) -> Iterator[Statement]:
     if m.model != "demo":
         raise Missing("a Mamba of this target over contexts was not run")
     mamba, eagle = (over_contexts(m, name, state)[-1] for name in ("Mamba", "EAGLE"))
-    yield true("at 8,192 tokens the Mamba's state is half of EAGLE's or less", mamba <= eagle / 2, f"{mamba / eagle:.0%}")
+    yield true(
+        "at 8,192 tokens the Mamba's state is half of EAGLE's or less", mamba <= eagle / 2, f"{mamba / eagle:.0%}"
+    )
     raise Missing("peak memory, and tau beyond the target's own length, were not run")
 
 
@@ -131,7 +136,9 @@ def long_contexts(m: Measured) -> Iterator[Statement]:
 def tokenizer(m: Measured) -> Iterator[Statement]:
     own = "its own" if m.model == "demo" else "Mamba, chain"
     for t in (0, 1):
-        yield lambda: least(f"gain in tau at T = {t}, half or more is kept", kept(m("another tokenizer", t), m(own, t)), 0.5)
+        yield lambda: least(
+            f"gain in tau at T = {t}, half or more is kept", kept(m("another tokenizer", t), m(own, t)), 0.5
+        )
 
 
 def kept(other: Figure, own: Figure) -> Figure:
@@ -252,5 +259,9 @@ def derivation(m: Measured) -> Iterator[Statement]:
         tokens = played.of(shape)
         ratios[shape] = -mean / (cost(shape) * len(tokens) / sum(tokens))
     even = [ratios[shape] for shape in TOKENS if len(set(played.of(shape))) == 1]
-    yield computed("minus the mean reward is the passes a token took, where rounds are alike", isclose(even[0], 1, rel_tol=1e-6))
-    yield computed("and at least that where they are not", min(ratios.values()) > 1 - 1e-6, f"at most {max(ratios.values()):.2f}x")
+    yield computed(
+        "minus the mean reward is the passes a token took, where rounds are alike", isclose(even[0], 1, rel_tol=1e-6)
+    )
+    yield computed(
+        "and at least that where they are not", min(ratios.values()) > 1 - 1e-6, f"at most {max(ratios.values()):.2f}x"
+    )

@@ -22,13 +22,20 @@ METHODS = {
     "EAGLE, chain": "{eagle}?tree=chain@6x5@rejection",
     "another tokenizer": f"{{other}}?vocab=text@{LINE}@rejection",
 }
-CHANGES: dict[str, Any] = {name: {"batch_sizes": (1,), "observe": ("Mamba, tree", "Llama, tree")} for name in ("SmolLM2", "demo")}  # a bandit is one row's
+CHANGES: dict[str, Any] = {
+    name: {"batch_sizes": (1,), "observe": ("Mamba, tree", "Llama, tree")} for name in ("SmolLM2", "demo")
+}  # a bandit is one row's
 OLD = {"Mamba, chain": "Mamba, chain", **{f"Mamba, {shape}": f"Mamba, {shape}" for shape in SHAPES},
        **{f"{name}, tree": f"{name}, 16 nodes" for name in ("Mamba", "Llama", "EAGLE")}}  # fmt: skip
-DEMO = {"Mamba, chain": "Mamba 1.5M, chain", "Llama, chain": "Llama 1.5M, chain",
-        "small Mamba, chain": "Mamba 0.5M, chain", "small Llama, chain": "Llama 0.5M, chain",
-        **{f"Mamba, {shape}": f"Mamba 1.5M, {shape}" for shape in SHAPES},
-        "another tokenizer": "Mamba of another tokenizer, text", "its own": "Mamba 0.5M, pretrained, chain"}  # fmt: skip
+DEMO = {
+    "Mamba, chain": "Mamba 1.5M, chain",
+    "Llama, chain": "Llama 1.5M, chain",
+    "small Mamba, chain": "Mamba 0.5M, chain",
+    "small Llama, chain": "Llama 0.5M, chain",
+    **{f"Mamba, {shape}": f"Mamba 1.5M, {shape}" for shape in SHAPES},
+    "another tokenizer": "Mamba of another tokenizer, text",
+    "its own": "Mamba 0.5M, pretrained, chain",
+}
 REJECTION = {"Mamba, chain": "Mamba 1.5M, chain, rejection", "Llama, chain": "Llama 1.5M, chain, rejection",
              "Mamba, 3,2,2,1,1": "Mamba 1.5M, 3,2,2,1,1, rejection"}  # fmt: skip
 CONFIDENT = {f"{name}, tree": f"{name}, 16x6" for name in ("Mamba", "Llama")}

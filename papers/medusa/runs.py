@@ -24,17 +24,32 @@ TYPICAL = {f"typical, {kind}": f"Medusa, typical?epsilon={eps:g}&delta={delta:g}
            for kind, eps, delta in (("low", 0.03, 0.1), ("high", 0.3, 0.3))}  # fmt: skip
 LADDER = {"heads as a chain": "heads as a chain", "dense tree": "Cartesian tree 3 x 2 x 1",
           "sparse tree": "optimised sparse tree"}  # fmt: skip
-SIZES = {f"{n} nodes": f"HASS, {size}" for n, size in ((4, "4x3"), (8, "8x4"), (16, "16x6"), (32, "32x6"), (60, "60x6"))}
+SIZES = {
+    f"{n} nodes": f"HASS, {size}" for n, size in ((4, "4x3"), (8, "8x4"), (16, "16x6"), (32, "32x6"), (60, "60x6"))
+}
 USES = {
     "SmolLM2": merged(
-        sources("smollm2_findings", {"heads as a chain": "Medusa, chain", "dense tree": "Medusa, 3 x 2 x 1",
-                                     "sparse tree": "Medusa, tuned"}),
-        sources("smollm2", {"Medusa": "Medusa, 16 nodes", "1 nodes": "none", "2 nodes": "HASS chain of 1",
-                            "4 nodes": "HASS, 4 nodes", "16 nodes": "HASS, 16 nodes"}),
+        sources(
+            "smollm2_findings",
+            {"heads as a chain": "Medusa, chain", "dense tree": "Medusa, 3 x 2 x 1", "sparse tree": "Medusa, tuned"},
+        ),
+        sources(
+            "smollm2",
+            {
+                "Medusa": "Medusa, 16 nodes",
+                "1 nodes": "none",
+                "2 nodes": "HASS chain of 1",
+                "4 nodes": "HASS, 4 nodes",
+                "16 nodes": "HASS, 16 nodes",
+            },
+        ),
         sources("smollm2_findings", {f"typical, {kind}": f"Medusa, {kind} typical" for kind in ("low", "high")}, 1.0),
     ),
     "demo": merged(
-        sources("ladder", LADDER), sources("medusa2", {"Medusa-2": "Medusa-2"}), sources("drafters", {"Medusa": "Medusa"}),
-        sources("sizes", SIZES), sources("typical", TYPICAL, 0.7),
+        sources("ladder", LADDER),
+        sources("medusa2", {"Medusa-2": "Medusa-2"}),
+        sources("drafters", {"Medusa": "Medusa"}),
+        sources("sizes", SIZES),
+        sources("typical", TYPICAL, 0.7),
     ),
-}  # fmt: skip
+}

@@ -58,13 +58,19 @@ def t5(m: Measured) -> list[tuple[Cell, theory.Comparison]]:
 
 
 def of_t5(cell: Cell, promised: theory.Comparison) -> Check:
-    return close(f"tau of the T5 pair, gamma {promised.gamma}, T = {cell.temperature:g}", Figure.of(cell.tau), promised.tau)
+    return close(
+        f"tau of the T5 pair, gamma {promised.gamma}, T = {cell.temperature:g}", Figure.of(cell.tau), promised.tau
+    )
 
 
 @judges("L-38", studies={"SmolLM2": "smollm2", "demo": "t5"}, SmolLM2="ad", demo="q")
 def promised(m: Measured) -> Iterator[Statement]:
     if m.model == "demo":
-        found = [(f"gamma {p.gamma}, T = {c.temperature:g}", c.speedup, p.promised) for c, p in t5(m) if c.rule == "rejection"]
+        found = [
+            (f"gamma {p.gamma}, T = {c.temperature:g}", c.speedup, p.promised)
+            for c, p in t5(m)
+            if c.rule == "rejection"
+        ]
     else:
         found = [(f"gamma {gamma}, T = 0", *of_chain(m, gamma)) for gamma in (1, 2)]
     for words, speed, promise in found:
@@ -128,13 +134,17 @@ def temperatures(m: Measured) -> Iterator[Statement]:
     for t in (0, 1):
         yield lambda: higher(f"alpha at T = {t}, the larger draft model over the smaller", m("chain of 5", t, "alpha"),
                              m("smaller draft model", t, "alpha"))  # fmt: skip
-    yield lambda: higher("speed-up of the chain of 5, T = 0 over T = 1", *(m("chain of 5", t, "speedup") for t in (0, 1)))
+    yield lambda: higher(
+        "speed-up of the chain of 5, T = 0 over T = 1", *(m("chain of 5", t, "speedup") for t in (0, 1))
+    )
 
 
 @judges("L-T3", SmolLM2="d")
 def ngrams(m: Measured) -> Iterator[Statement]:
     for t in (0, 1):
         yield lambda: least(f"alpha of unigrams at T = {t}, above 0", m("unigrams", t, "alpha"), 0.0)
-        yield lambda: higher(f"alpha at T = {t}, bigrams over unigrams", m("bigrams", t, "alpha"), m("unigrams", t, "alpha"))
+        yield lambda: higher(
+            f"alpha at T = {t}, bigrams over unigrams", m("bigrams", t, "alpha"), m("unigrams", t, "alpha")
+        )
         yield lambda: higher(f"alpha at T = {t}, the network over bigrams", m("chain of 5", t, "alpha"),
                              m("bigrams", t, "alpha"))  # fmt: skip

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from outrider.bench.document import Depth, Estimate, RoundTime, RunInfo
-from papers import contexts, rows, runs, verdicts
+from papers import contexts, rows, verdicts
 from papers import figures as fig
 from papers.document import Cell, Document, LawTest, Mean, Memory, Position, Quality, Reliability
-from papers.figures import COMPUTED, FAILS, HOLDS, NOISE, OPEN, PARTLY, Check, Figure
+from papers.figures import COMPUTED, FAILS, HOLDS, OPEN, PARTLY
 from papers.formulas import Comparison, expected_tokens, speedup
 from papers.reliability import Bin
 from papers.rows import ROWS, Evidence
@@ -90,6 +90,8 @@ def test_figures_under_our_own_rule_are_never_judged(evidence: Evidence) -> None
 # -- every judge flips -------------------------------------------------------------------------------------------------
 
 RATES = {True: (0.9, 0.7, 0.7, 0.7, 0.7), False: (0.5, 0.7, 0.5, 0.7, 0.3)}
+
+
 class World:
     """A study in which a paper's findings hold, or in which they do not."""
 
@@ -209,8 +211,18 @@ LEVELS: dict[str, Level] = {
 
 def trainings(good: bool) -> dict[str, Any]:
     """tau of all trainings: the papers' choices first, or last."""
-    best = ("eagle", "eagle as published", "hass as published", "hass passes=3", "hass passes=4", "hass k=5", "hass topk=0.5",
-            "hass k=5 topk=0.5", "hass beta=0.5", "eagle of few texts by the target")  # fmt: skip
+    best = (
+        "eagle",
+        "eagle as published",
+        "hass as published",
+        "hass passes=3",
+        "hass passes=4",
+        "hass k=5",
+        "hass topk=0.5",
+        "hass k=5 topk=0.5",
+        "hass beta=0.5",
+        "eagle of few texts by the target",
+    )
     names = (*best, "eagle inputs=feature+unshifted", "eagle inputs=feature", "eagle inputs=token", "hass", "hass k=1",
              "hass k=50", "hass topk=0", "hass passes=1", "hass passes=2", "hass passes=5", "eagle of few texts",
              "eagle on a mixture of experts", *(f"hass loss={x}" for x in (
@@ -270,11 +282,17 @@ def variants(good: bool) -> dict[str, Document]:
         up = {(tree, 1): 3.0, (tree, 8): 1.5, (chain, 1): 3.0, (chain, 8): 1.98}
         down = {(tree, 1): 1.0, (tree, 8): 3.5, (chain, 1): 1.0, (chain, 8): 3.0}
         of = up if good else down
-        return Document(RunInfo("p"), macro=[
-            Mean(0.0, b, n, speedup=around(s), tokens_per_second=around(100 * s)) for (n, b), s in of.items()])  # fmt: skip
+        return Document(
+            RunInfo("p"),
+            macro=[Mean(0.0, b, n, speedup=around(s), tokens_per_second=around(100 * s)) for (n, b), s in of.items()],
+        )
 
-    return {"smollm2_variants": grid("HASS", ("", ", native")), "variants": grid("HASS, 16x6", ("", ", eager+int8")),
-            "smollm2_batches": batched("HASS, 4 nodes", "HASS chain of 2"), "batches": batched("HASS", "HASS chain")}  # fmt: skip
+    return {
+        "smollm2_variants": grid("HASS", ("", ", native")),
+        "variants": grid("HASS, 16x6", ("", ", eager+int8")),
+        "smollm2_batches": batched("HASS, 4 nodes", "HASS chain of 2"),
+        "batches": batched("HASS", "HASS chain"),
+    }
 
 
 NEVER = {"E-cost", "E2-T2"}  # not run, whatever is stored
