@@ -17,7 +17,7 @@ from typing import Any
 
 from . import document as documents
 from .document import Cell, Document, Mean, pooled_bins
-from .figures import ONE, Check, Figure, higher, inverse, open_, true
+from .figures import ONE, Check, Figure, computed, higher, inverse, open_, true
 from .reliability import Bin
 
 HERE = Path(__file__).resolve().parent
@@ -180,9 +180,9 @@ class Measured:
         self.at(file)
         return [Figure.of(depth.rate) for depth in row.depths[:5]]
 
-    def same_text(self, t: float, file: str = "") -> Check:
-        """The statement that every text under `coupled` is plain decoding's."""
-        file = file or self.study
+    def same_text(self, t: float, older: str) -> Check:
+        """The statement that every text under `coupled` is plain decoding's: of the paper's study, or an older one."""
+        file = self.study if self.study in self.evidence.results else older
         found = [m for m in self.at(file).pooled if m.temperature == t and m.compared]
         if not found:
             raise Missing(f"{file} compares no texts at T = {t:g}")
@@ -281,6 +281,11 @@ def judges(row: str, models: Sequence[str] = MODELS, studies: Mapping[str, str] 
         return judge
 
     return add
+
+
+def computed_by(row: str, test: str) -> None:
+    """A closed form or a count, which a test of ours holds: it is no finding."""
+    judges(row, ())(lambda measured: [computed(f"held by {test}", True)])
 
 
 def load() -> None:

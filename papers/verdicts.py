@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from . import rows
-from .departures import DEPARTURES
+from .departures import DEPARTURES, WHY
 from .figures import BESIDE, COMPUTED, FAILS, HOLDS, NOISE, OPEN, PARTLY, Check, verdict
 from .rows import HERE, MODELS, PAPERS, ROWS, Evidence
 
@@ -36,7 +36,7 @@ beyond chance (5 %).
 **holds**, **does not hold**: all statements that were run; **partly**: some; *undecided*: the intervals overlap; *not
 run*: no measurement. *computed*: a closed form or our own shapes counted, which is no finding. Behind the counts of
 statements are figures of the first that decide (a/b: one method's and the other's). Letters are departures from the
-papers, [below](#departures).
+papers, digits say why statements were not run ([below](#departures)).
 """
 
 
@@ -58,8 +58,13 @@ Found = Mapping[str, Mapping[str, tuple[Sequence[Check], Sequence[str]]]]
 def cell(row: str, model: str, checks: Sequence[Check]) -> str:
     """A row's verdict on a model in one line."""
     outcome = verdict(checks)
-    if outcome in (OPEN, COMPUTED):
+    if outcome == COMPUTED:
         return outcome
+    notes = ROWS[row].notes.get(model, "")
+    lacks = any(c.outcome == OPEN for c in checks)
+    notes = "".join(x for x in notes if lacks or not x.isdigit())
+    if outcome == OPEN:
+        return f"not run; {notes}"
     runs = [c for c in checks if c.outcome not in (COMPUTED, BESIDE)]
     if not runs or COMPUTED in {c.outcome for c in checks}:
         return f"computed, {sum(c.outcome == FAILS for c in checks)} of {len(checks)} differ"
@@ -71,7 +76,6 @@ def cell(row: str, model: str, checks: Sequence[Check]) -> str:
         else f"{len(runs)}"
     )
     first = [c.short for c in runs if c.short and c.outcome in (HOLDS, FAILS)] or [c.short for c in runs if c.short]
-    notes = ROWS[row].notes.get(model, "")
     told = f"**{outcome}**" if outcome in (HOLDS, PARTLY, FAILS) else outcome
     figures = f": {', '.join(first[:SHOWN])}" if first else ""
     return f"{told} ({tally}){figures}{f'; {notes}' if notes else ''}"
@@ -90,8 +94,9 @@ def page(found: Found, evidence: Evidence) -> str:
             told = " | ".join((row, claim["finding"], evidence.told(row), *cells))
             lines.append(f"| {told} |")
         parts.append("\n".join(lines))
-    used = sorted({letter for row in ROWS.values() for notes in row.notes.values() for letter in notes})
-    parts.append("## Departures\n\n" + "\n".join(f"- **{x}**: {DEPARTURES[x]}." for x in used))
+    used = sorted({note for row in ROWS.values() for notes in row.notes.values() for note in notes})
+    for title, words in (("Departures", DEPARTURES), ("Not run", WHY)):
+        parts.append(f"## {title}\n\n" + "\n".join(f"- **{x}**: {words[x]}." for x in used if x in words))
     return "\n\n".join(parts) + "\n"
 
 

@@ -63,8 +63,10 @@ RUNS: dict[str, Recipe] = {
     **{f"hass k={k}": published("hass", k=k) for k in (1, 5, 50)},
     "hass topk=0": published("hass", topk=0.0),
     "hass beta=0.5": published("hass", beta=0.5),
-    **{f"hass loss={x}": published("hass", loss=x) for x in (
-        "top-p", "normed-linear", "normed-softmax", "both-ways", "recall", "bild")},
+    **{
+        f"hass loss={x}": published("hass", loss=x)
+        for x in ("top-p", "normed-linear", "normed-softmax", "both-ways", "recall", "bild")
+    },
     "eagle": run("eagle"),
     "eagle linear=false": run("eagle", linear=False),
     "block": run("block"),

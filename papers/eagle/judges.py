@@ -15,7 +15,7 @@ MATHS = ("gsm8k", "demo/gsm8k")
 TREE = {"SmolLM2": "EAGLE, 16 nodes", "demo": "tree"}  # whose speed is stored
 
 
-@judges("E-F1, E-F2", studies={"SmolLM2": "smollm2", "demo": "drafters"}, SmolLM2="bhk", demo="i")
+@judges("E-F1, E-F2", studies={"SmolLM2": "smollm2", "demo": "drafters"}, SmolLM2="bhk5", demo="i5")
 def gains(m: Measured) -> Iterator[Statement]:
     name = TREE[m.model]
     for t in (0, 1):
@@ -23,7 +23,7 @@ def gains(m: Measured) -> Iterator[Statement]:
     yield lambda: higher(f"speed-up of {name}, T = 0 over T = 1", m(name, 0, "speedup"), m(name, 1, "speedup"))
 
 
-@judges("E-F8", SmolLM2="b", demo="")
+@judges("E-F8", SmolLM2="b1", demo="3")
 def tasks(m: Measured) -> Iterator[Statement]:
     for t in (0, 1):
         yield lambda: by_kind(m, "tree", t, "tau")
@@ -57,7 +57,7 @@ def stepwise(m: Measured) -> str:
     return "tree of 16" if m.model == "SmolLM2" and m.study not in m.evidence.results else "chain"
 
 
-@judges("E-T1", SmolLM2="bfhk", demo="f")
+@judges("E-T1", SmolLM2="bfhk1", demo="f3")
 def by_depth(m: Measured) -> Iterator[Statement]:
     name = stepwise(m)
     for t in (0, 1):
@@ -66,10 +66,12 @@ def by_depth(m: Measured) -> Iterator[Statement]:
     yield lambda: beside("0- and 1-alpha at T = 1", *m.rates("chain, coupled", 1)[:2])
 
 
-@judges("E-T2", SmolLM2="bfhk", demo="f")
+@judges("E-T2", SmolLM2="bfhk1", demo="f3")
 def maths(m: Measured) -> Iterator[Statement]:
     name = stepwise(m)
-    yield lambda: higher(f"tau of the {name} on GSM8K, T = 0 over T = 1", *(Figure.of(on_maths(m, name, t).tau) for t in (0, 1)))
+    yield lambda: higher(
+        f"tau of the {name} on GSM8K, T = 0 over T = 1", *(Figure.of(on_maths(m, name, t).tau) for t in (0, 1))
+    )
     for t in (0, 1):
         yield lambda: higher(f"{name} on GSM8K at T = {t}, 0-alpha over 1-alpha", *maths_rates(m, name, t)[:2])
         yield lambda: flat(f"{name} on GSM8K at T = {t}", maths_rates(m, name, t), gaps(m, "Table 2"))
@@ -89,8 +91,10 @@ def maths_rates(m: Measured, name: str, t: float) -> list[Figure]:
     return rates
 
 
-@judges("E-T3", ("demo",), demo="p", studies={"demo": "ablations"})
+@judges("E-T3", studies={"demo": "ablations"}, SmolLM2="7", demo="p5")
 def mixture(m: Measured) -> Iterator[Statement]:
+    if m.model != "demo":
+        raise Missing("a mixture of experts of this target was not trained")
     for t in ("0", "1"):
         dense, moe = (Figure.of(m.training(name)["tau"][t], rough=0.1) for name in
                       ("eagle", "eagle on a mixture of experts"))  # fmt: skip
@@ -111,7 +115,7 @@ def together(m: Measured) -> Iterator[Statement]:
         yield lambda: close(f"gain of drafting and {words}, the product of the two", both, alone.value * drafted.value)
 
 
-@judges("E-T5, E-F9", SmolLM2="b", demo="")
+@judges("E-T5, E-F9", SmolLM2="b1", demo="35")
 def tree(m: Measured) -> Iterator[Statement]:
     more, faster = map(float, re.findall(r"\+(\d\.\d)", m.evidence.claims["E-T5, E-F9"]["finding"]))
     for t in (0, 1):
@@ -133,7 +137,7 @@ def inputs(m: Measured) -> Iterator[Statement]:
             yield lambda: m.versus(f"tau at T = {t}, {a} over {b}", runs[a], runs[b], t)
 
 
-@judges("E-T6", studies={"SmolLM2": "smollm2_ablations", "demo": "ablations"}, demo="j")
+@judges("E-T6", studies={"SmolLM2": "smollm2_ablations", "demo": "ablations"}, SmolLM2="4", demo="j")
 def own_data(m: Measured) -> Iterator[Statement]:
     few, words = "eagle of few texts", "the target's own answers over the documents'"
     for t in ("0", "1"):
@@ -172,7 +176,7 @@ def parameters(m: Measured) -> Iterator[Statement]:
         yield computed(f"hidden size {hidden:,}", size == billions, f"{size}B against {billions}B")
 
 
-@judges("E-cost")
+@judges("E-cost", SmolLM2="6", demo="6")
 def cost(m: Measured) -> Iterator[Statement]:
     raise Missing("a drafter of this size needs GPUs")
     yield

@@ -12,7 +12,7 @@ BASE = {"demo": "hass passes=3", "SmolLM2": "hass as published"}  # three passes
 TABLES = {"SmolLM2": "smollm2_ablations", "demo": "ablations"}
 
 
-@judges("H-res", studies={"SmolLM2": "smollm2_ablations"}, SmolLM2="bj", demo="")
+@judges("H-res", studies={"SmolLM2": "smollm2_ablations"}, SmolLM2="bj4", demo="5")
 def results(m: Measured) -> Iterator[Statement]:
     gain = 1 + int(re.findall(r"\+(\d+)-", m.evidence.claims["H-res"]["finding"])[0]) / 100
     if m.model == "SmolLM2":
@@ -27,7 +27,7 @@ def results(m: Measured) -> Iterator[Statement]:
                             quotient(m("HASS", t, "speedup"), m("EAGLE-2", t, "speedup")), gain)  # fmt: skip
 
 
-@judges("H-topk", studies=TABLES, SmolLM2="bj", demo="j")
+@judges("H-topk", studies=TABLES, SmolLM2="bj4", demo="j")
 def top_k(m: Measured) -> Iterator[Statement]:
     base, best = BASE[m.model], "hass k=5"
     half = "hass topk=0.5" if m.model == "demo" else "hass k=5 topk=0.5"
@@ -39,7 +39,7 @@ def top_k(m: Measured) -> Iterator[Statement]:
             yield lambda: m.versus(f"tau at T = {t}, {words}", a, b, t)
 
 
-@judges("H-loss", studies=TABLES, SmolLM2="bj", demo="j")
+@judges("H-loss", studies=TABLES, SmolLM2="bj4", demo="j")
 def losses(m: Measured) -> Iterator[Statement]:
     for t in ("0", "1"):
         for x in ("top-p", "normed-linear", "normed-softmax", "both-ways", "recall", "bild"):
@@ -63,14 +63,14 @@ def steps(m: Measured) -> Iterator[Statement]:
         yield lambda: m.versus(words, names[best], names[rest], t)
 
 
-@judges("H-beta", studies=TABLES, SmolLM2="bj", demo="jm")
+@judges("H-beta", studies=TABLES, SmolLM2="bj4", demo="jm")
 def beta(m: Measured) -> Iterator[Statement]:
     for t in ("0", "1"):
         yield lambda: m.versus(f"tau at T = {t}, beta 0.5 over 1", "hass beta=0.5", BASE[m.model], t)
     raise Missing("acceptance at the first step is not stored")
 
 
-@judges("H-step-acc", ("demo",), demo="f")
+@judges("H-step-acc", SmolLM2="1", demo="f3")
 def by_step(m: Measured) -> Iterator[Statement]:
     for t in (0, 1):
         gains = [difference(a, b) for a, b in zip(m.rates("HASS chain", t), m.rates("EAGLE chain", t), strict=True)]

@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from itertools import cycle
-from math import isclose, log, sqrt
-
-from outrider.budgets.bandit import BanditBudget, Shape, nodes
-from outrider.budgets.budgeter import Report
-from outrider.core.noise import GumbelNoise
-from outrider.core.types import Rows
-from outrider.params import Sampling
+from math import sqrt
 
 from .. import contexts
 from ..document import Cell
-from ..figures import CLOSE, Check, Figure, beside, close, computed, higher, least, quotient, true
+from ..figures import CLOSE, Check, Figure, beside, close, higher, least, quotient, true
 from ..reliability import ece
-from ..rows import Measured, Missing, Statement, judges
+from ..rows import Measured, Missing, Statement, computed_by, judges
 from .runs import SHAPES
 
 CONTEXTS = " ".join(f"context_{n}" for n in contexts.LENGTHS)
@@ -49,7 +41,7 @@ def step(cell: Cell) -> float | None:
     return cell.round_ms.draft / (cell.nodes - 1) if cell.round_ms and cell.nodes else None
 
 
-@judges("Ma-F1", studies=dict.fromkeys(("demo",), CONTEXTS), SmolLM2="", demo="in")
+@judges("Ma-F1", studies=dict.fromkeys(("demo",), CONTEXTS), SmolLM2="2", demo="in")
 def memory_and_time(m: Measured) -> Iterator[Statement]:
     if m.model != "demo":
         raise Missing("a Mamba of this target over contexts was not run")
@@ -70,7 +62,7 @@ def peaks(m: Measured) -> Figure:
     return Figure.of((llama[-1] - llama[0]) / (mamba[-1] - mamba[0]), rough=0.1)
 
 
-@judges("Ma-F2", ("demo",), studies={"demo": "mamba"}, demo="a")
+@judges("Ma-F2", studies={"demo": "mamba"}, SmolLM2="2", demo="a5")
 def sizes(m: Measured) -> Iterator[Statement]:
     for name in ("small Llama, chain", "Mamba, chain", "Llama, chain"):
         for t in (0, 1):
@@ -81,7 +73,7 @@ def sizes(m: Measured) -> Iterator[Statement]:
             )
 
 
-@judges("Ma-F3", SmolLM2="gh", demo="")
+@judges("Ma-F3", SmolLM2="gh", demo="3")
 def reliability(m: Measured) -> Iterator[Statement]:
     for t in (0, 1):
         bins = {name: m.bins(f"{name}, tree", t) for name in ("Llama", "Mamba")}
@@ -98,7 +90,7 @@ def best(m: Measured, name: str) -> str:
     return f"{name}, tree" if m.model == "SmolLM2" else f"{name}, chain"
 
 
-@judges("Ma-T1a", SmolLM2="agt", demo="a")
+@judges("Ma-T1a", SmolLM2="agt5", demo="a")
 def against_transformers(m: Measured) -> Iterator[Statement]:
     for t in (0, 1):
         yield lambda: higher(f"tau at T = {t}, Mamba over Llama", *(m(best(m, x), t) for x in ("Mamba", "Llama")))
@@ -108,7 +100,7 @@ def against_transformers(m: Measured) -> Iterator[Statement]:
         yield lambda: close(f"Mamba over Llama at T = {t}, twice as fast", quotient(*(f() for f in pair)), 2.0)
 
 
-@judges("Ma-T1b", SmolLM2="agt", demo="a")
+@judges("Ma-T1b", SmolLM2="agt5", demo="3")
 def against_eagle(m: Measured) -> Iterator[Statement]:
     for t in (0, 1):
         yield lambda: quotient_like(m, t, "tau")
@@ -121,7 +113,7 @@ def quotient_like(m: Measured, t: float, of: str) -> Check:
     return close(f"{of} at T = {t:g}, Mamba's like EAGLE's", quotient(mamba, eagle), 1.0)
 
 
-@judges("Ma-T2", studies={"demo": CONTEXTS}, demo="ins")
+@judges("Ma-T2", studies={"demo": CONTEXTS}, SmolLM2="2", demo="ins")
 def long_contexts(m: Measured) -> Iterator[Statement]:
     if m.model != "demo":
         raise Missing("a Mamba of this target over contexts was not run")
@@ -132,7 +124,7 @@ def long_contexts(m: Measured) -> Iterator[Statement]:
     raise Missing("peak memory, and tau beyond the target's own length, were not run")
 
 
-@judges("Ma-T3", SmolLM2="g", demo="")
+@judges("Ma-T3", SmolLM2="g2", demo="3")
 def tokenizer(m: Measured) -> Iterator[Statement]:
     own = "its own" if m.model == "demo" else "Mamba, chain"
     for t in (0, 1):
@@ -146,7 +138,7 @@ def kept(other: Figure, own: Figure) -> Figure:
     return quotient(*(Figure(f.value - 1, f.low - 1, f.high - 1) for f in (other, own)))
 
 
-@judges("Ma-T4", SmolLM2="ag", demo="a")
+@judges("Ma-T4", SmolLM2="ag2", demo="a")
 def tree(m: Measured) -> Iterator[Statement]:
     shape = "Mamba, 3,2,2,1,1"
     for of in ("tau", "tokens_per_second"):
@@ -155,7 +147,7 @@ def tree(m: Measured) -> Iterator[Statement]:
     yield lambda: beside("tau of the chain at T = 1", m("Mamba, chain, coupled", 1), m("Mamba, chain", 1))
 
 
-@judges("Ma-T5", SmolLM2="ag", demo="a")
+@judges("Ma-T5", SmolLM2="ag2", demo="a3")
 def shapes(m: Measured) -> Iterator[Statement]:
     for of in ("tau", "tokens_per_second"):
         for t in (0, 1):
@@ -171,7 +163,7 @@ def spread(m: Measured, name: str, t: float, of: str) -> Check:
     return close(words, quotient(found[slow], found[fast]), 1.0)
 
 
-@judges("Ma-T6", SmolLM2="g", demo="")
+@judges("Ma-T6", SmolLM2="g25", demo="5")
 def bandit(m: Measured) -> Iterator[Statement]:
     for t in (0, 1):
         of = "tokens_per_second"
@@ -179,89 +171,14 @@ def bandit(m: Measured) -> Iterator[Statement]:
                              m("Mamba, bandit", t, of), m(f"Mamba, {SHAPES[0]}", t, of))  # fmt: skip
 
 
-@judges("Ma-alg1", SmolLM2="", demo="")
+@judges("Ma-alg1")
 def verification(m: Measured) -> Iterator[Statement]:
-    file = m.study if m.study in m.evidence.results else {"demo": "mamba"}.get(m.model, m.study)
     for t in (0, 1):
-        yield lambda: m.same_text(t, file)
+        yield lambda: m.same_text(t, {"SmolLM2": "smollm2_taus", "demo": "mamba"}[m.model])
 
 
-# ------------------------------------------------------------------------------------------------ equations
-
-PASS, STEP, ROUNDS = 0.010, 0.001, 60  # seconds of a pass of the target, and of a draft step
-TOKENS = {(3, 3, 2, 1): (3, 4, 2, 3), (3, 2, 2, 1, 1): (4, 4), (2, 2, 2, 1, 1, 1): (2, 1, 2, 2)}  # of a round, by shape
-
-
-@dataclass(frozen=True)
-class Played:
-    """The shape and tokens of each round, the mean rewards at last, and how many choices were the equation's."""
-
-    rounds: list[tuple[Shape, int]]
-    means: dict[Shape, float]
-    right: int
-
-    def of(self, shape: Shape) -> list[int]:
-        return [tokens for played, tokens in self.rounds if played == shape]
-
-
-def cost(shape: Shape) -> float:
-    """1 + lambda gamma: seconds of a round in passes of the target."""
-    return 1 + STEP / PASS * len(shape)
-
-
-def arms_of(bandit: BanditBudget) -> dict[Shape, tuple[float, float]]:
-    """(plays, mean reward) by shape: one drafter, so an arm is its shape."""
-    return {arm: found for arm, found in bandit.means().items() if isinstance(arm, tuple)}  # type: ignore[misc]
-
-
-def play() -> Played:
-    """Rounds that are made up, and what the bandit chose in each."""
-    bandit = BanditBudget(tuple(TOKENS), explore=0.3, reward="paper")
-    rows = Rows((0,), (5,), (1,), (0,), (Sampling(),), "coupled", (99,), GumbelNoise(11))
-    for _ in range(2):  # the plain pass is measured
-        bandit.choose(rows)
-        bandit.learn(Report(1, 0, 1, 0.0, PASS, 0.0, [], 0))
-    for shape in TOKENS:
-        bandit.played[1][shape].rounds = 1  # warm
-    given, rounds, right = {shape: cycle(tokens) for shape, tokens in TOKENS.items()}, [], 0
-    for t in range(ROUNDS):
-        arms = arms_of(bandit)
-        bound = {shape: mean + 0.3 * sqrt(2 * log(t) / n) for shape, (n, mean) in arms.items()} if t else {}
-        missing = [shape for shape in TOKENS if shape not in bound]
-        shape = bandit.choose(rows).shape or ()
-        right += shape == (missing or [max(bound, key=lambda s: bound[s])])[0]
-        tokens = next(given[shape])
-        rounds.append((shape, tokens))
-        accepted = [int(d < tokens - 1) for d in range(len(shape))]
-        bandit.learn(Report(1, len(shape), nodes(shape), STEP * len(shape), PASS, 0.0, accepted, len(shape)))
-    return Played(rounds, {shape: mean for shape, (_, mean) in arms_of(bandit).items()}, right)
-
-
-@judges("Ma-eq1", ())
-def upper_bound(m: Measured) -> Iterator[Statement]:
-    right = play().right
-    yield computed(f"choices are the equation's over {len(TOKENS)} arms", right == ROUNDS, f"{right} of {ROUNDS}")
-
-
-@judges("Ma-eq2", ())
-def reward(m: Measured) -> Iterator[Statement]:
-    played, right = play(), 0
-    for shape, mean in played.means.items():
-        rewards = [-cost(shape) / tokens for tokens in played.of(shape)]
-        right += isclose(mean, sum(rewards) / len(rewards), rel_tol=1e-6)
-    yield computed("mean rewards are those by hand", right == len(TOKENS), f"{right} of {len(TOKENS)} arms")
-
-
-@judges("Ma-eq5", ())
-def derivation(m: Measured) -> Iterator[Statement]:
-    played, ratios = play(), {}
-    for shape, mean in played.means.items():
-        tokens = played.of(shape)
-        ratios[shape] = -mean / (cost(shape) * len(tokens) / sum(tokens))
-    even = [ratios[shape] for shape in TOKENS if len(set(played.of(shape))) == 1]
-    yield computed(
-        "minus the mean reward is the passes a token took, where rounds are alike", isclose(even[0], 1, rel_tol=1e-6)
-    )
-    yield computed(
-        "and at least that where they are not", min(ratios.values()) > 1 - 1e-6, f"at most {max(ratios.values()):.2f}x"
-    )
+computed_by("Ma-eq1", "tests/unit/test_bandit.py::test_ucb_by_hand")
+computed_by("Ma-eq2", "tests/unit/test_bandit.py::test_rewards")
+computed_by(
+    "Ma-eq5", "tests/unit/test_bandit.py::test_exact_rewards_find_the_faster_arm_where_the_mean_of_shares_does_not"
+)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import pairwise
-from math import prod
 
-from ..figures import ONE, Check, Figure, computed, higher, least, mean
-from ..rows import Measured, Missing, Statement, judges
+from ..figures import ONE, Check, Figure, higher, least, mean
+from ..rows import Measured, Missing, Statement, computed_by, judges
 from .runs import METHODS, RUNGS
 
 CODE = ("humaneval", "stdlib", "algorithms", "tldr")  # Python, its library, algorithms, shell commands
@@ -25,53 +24,31 @@ def by_kind(m: Measured, name: str, t: float, of: str) -> Check:
     return higher(words, mean(kinds[True]), mean(kinds[False]))
 
 
-@judges("M-arch", ())
-def heads(m: Measured) -> Iterator[Statement]:
-    import torch
-
-    from outrider.drafters.medusa import MedusaConfig, MedusaNet
-
-    with torch.device("meta"):
-        net = MedusaNet(MedusaConfig(vocab=32000, hidden=4096, heads=5))
-    shapes = sorted(tuple(p.shape) for p in net.parameters())
-    right = shapes == sorted([(4096, 4096), (4096,), (32000, 4096)] * 5)
-    size = f"{sum(prod(shape) for shape in shapes) / 1e9:.2f}B parameters"
-    yield computed("five heads for a 7B target are h x h, a bias and V x h each", right, size)
+computed_by("M-arch", "tests/models/test_medusa.py::test_network")
+computed_by("M-tree", "tests/unit/test_tree.py::test_templates")
 
 
-@judges("M-tree", ())
-def product_tree(m: Measured) -> Iterator[Statement]:
-    from outrider.core.tree import template
-
-    shapes = ((2, 3), (4, 3, 2, 1), (3, 3, 2, 1), (3, 2, 2, 1, 1), (2, 2, 2, 1, 1, 1))
-    made = [template(shape) for shape in shapes]
-    sums = [sum(prod(shape[: d + 1]) for d in range(len(shape))) for shape in shapes]
-    leaves = [len(set(range(len(parents))) - set(parents)) for parents in made]
-    yield computed("nodes are sums of products", [len(parents) - 1 for parents in made] == sums)
-    yield computed("leaves are products", leaves == [prod(shape) for shape in shapes])
-
-
-@judges("M-ladder", studies={"demo": "ladder medusa2"}, SmolLM2="c", demo="i")
+@judges("M-ladder", studies={"demo": "ladder medusa2"}, SmolLM2="c5", demo="i")
 def ladder(m: Measured) -> Iterator[Statement]:
     for of in ("tau", "speedup"):
         for a, b in pairwise(RUNGS):
             yield lambda: higher(f"{of} at T = 0, {b} over {a}", m(b, 0, of), m(a, 0, of))
 
 
-@judges("M-sizes", studies={"SmolLM2": "smollm2", "demo": "drafters"}, SmolLM2="c", demo="i")
+@judges("M-sizes", studies={"SmolLM2": "smollm2", "demo": "drafters"}, SmolLM2="c5", demo="i5")
 def sizes(m: Measured) -> Iterator[Statement]:
     for t in (0, 1):
         yield lambda: least(f"speed-up of Medusa at T = {t}, above 1", m("Medusa", t, "speedup"), 1.0)
 
 
-@judges("M-cat", SmolLM2="c", demo="")
+@judges("M-cat", SmolLM2="c3", demo="3")
 def categories(m: Measured) -> Iterator[Statement]:
     for of in ("tau", "speedup"):
         for t in (0, 1):
             yield lambda: by_kind(m, "Medusa", t, of)
 
 
-@judges("M-sparse", SmolLM2="c", demo="")
+@judges("M-sparse", SmolLM2="c3", demo="3")
 def sparse(m: Measured) -> Iterator[Statement]:
     dense = [name for name in METHODS if name.startswith("dense tree")]
     for t in (0, 1):
@@ -79,7 +56,7 @@ def sparse(m: Measured) -> Iterator[Statement]:
             yield lambda: higher(f"tau at T = {t}, sparse tree over {name}", m("sparse tree", t), m(name, t))
 
 
-@judges("M-treesize", SmolLM2="ce", demo="e")
+@judges("M-treesize", SmolLM2="ce3", demo="e3")
 def tree_size(m: Measured) -> Iterator[Statement]:
     for t in (0, 1):
         yield lambda: higher(f"tau at T = {t}, 60 nodes over 4", m("60 nodes", t), m("4 nodes", t))
@@ -96,7 +73,7 @@ def tree_size(m: Measured) -> Iterator[Statement]:
     yield lambda: higher(f"and falls: {peak} nodes over {last}", found[peak], found[last])
 
 
-@judges("M-typical", SmolLM2="cm", demo="")
+@judges("M-typical", SmolLM2="cm")
 def typical(m: Measured) -> Iterator[Statement]:
     t = 1.0 if m.model == "SmolLM2" or m.study in m.evidence.results else 0.7
     low, high = "typical, low", "typical, high"

@@ -15,11 +15,11 @@ LEVELS = [i / 20 for i in range(1, 20)]  # of alpha, for the shapes of the figur
 ENOUGH = 100_000  # sampled tokens: a bias of 0.0026 in u is seen with a chance of 80 %
 
 
-@judges("L-alg", studies={"demo": "laws"}, SmolLM2="", demo="")
+@judges("L-alg", studies={"demo": "laws"}, SmolLM2="3", demo="3")
 def rule(m: Measured) -> Iterator[Statement]:
     yield lambda: follows(m)
-    yield lambda: m.same_text(0)
-    yield lambda: m.same_text(1)
+    for t in (0, 1):
+        yield lambda: m.same_text(t, {"SmolLM2": "smollm2_taus", "demo": "drafters"}[m.model])
 
 
 def follows(m: Measured) -> Check:
@@ -36,7 +36,7 @@ def follows(m: Measured) -> Check:
     return true(words, low * len(laws) > SIGNS, f"{tokens:,} tokens, least p {low:.3f}", f"{tokens:,} tokens", seen)
 
 
-@judges("L-tau", SmolLM2="d")
+@judges("L-tau", SmolLM2="d3", demo="q")
 def tokens(m: Measured) -> Iterator[Statement]:
     if m.model == "demo" and f"{m.study}" not in m.evidence.results:
         yield from (lambda row=row: of_t5(*row) for row in t5(m) if row[0].rule == "rejection")  # type: ignore[misc]
@@ -63,7 +63,7 @@ def of_t5(cell: Cell, promised: theory.Comparison) -> Check:
     )
 
 
-@judges("L-38", studies={"SmolLM2": "smollm2", "demo": "t5"}, SmolLM2="ad", demo="q")
+@judges("L-38", studies={"SmolLM2": "smollm2", "demo": "t5"}, SmolLM2="d", demo="q")
 def promised(m: Measured) -> Iterator[Statement]:
     if m.model == "demo":
         found = [
@@ -128,7 +128,7 @@ def gains(m: Measured) -> Iterator[Statement]:
     yield computed("operations fall with alpha", down)
 
 
-@judges("L-T2", SmolLM2="d")
+@judges("L-T2", SmolLM2="d23", demo="3")
 def temperatures(m: Measured) -> Iterator[Statement]:
     yield lambda: higher("alpha of the chain of 5, T = 0 over T = 1", *(m("chain of 5", t, "alpha") for t in (0, 1)))
     for t in (0, 1):
@@ -139,7 +139,7 @@ def temperatures(m: Measured) -> Iterator[Statement]:
     )
 
 
-@judges("L-T3", SmolLM2="d")
+@judges("L-T3", SmolLM2="d", demo="3")
 def ngrams(m: Measured) -> Iterator[Statement]:
     for t in (0, 1):
         yield lambda: least(f"alpha of unigrams at T = {t}, above 0", m("unigrams", t, "alpha"), 0.0)

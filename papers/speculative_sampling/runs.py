@@ -16,7 +16,7 @@ METHODS = {
 }
 CHANGES: dict[str, Any] = {}
 GAMMAS = (3, 5, 7)
-SPEEDS = {f"chain of {n}": f"HASS chain of {n}" for n in (1, 2)}
+SPEEDS = {"none": "none", **{f"chain of {n}": f"HASS chain of {n}" for n in (1, 2)}}
 OLD = {"chain of 3": "HASS chain, 4x3, rejection", "chain of 5": "HASS chain, 6x5, rejection", "unigrams": "unigrams",
        "bigrams": "bigrams"}  # fmt: skip
 COLD = {"chain of 3": "HASS chain, 4x3, coupled", "chain of 5": "HASS chain, 6x5, coupled"}
