@@ -16,9 +16,9 @@ TABLES = {"SmolLM2": "smollm2_ablations", "demo": "ablations"}
 def results(m: Measured) -> Iterator[Statement]:
     gain = 1 + int(re.findall(r"\+(\d+)-", m.evidence.claims["H-res"]["finding"])[0]) / 100
     if m.model == "SmolLM2":
-        for t in ("0", "1"):
-            yield lambda: m.versus(f"tau at T = {t}, HASS over EAGLE, equal tokens and rates", BASE[m.model],
-                                   "eagle as published", t)  # fmt: skip
+        for at in ("0", "1"):
+            words = f"tau at T = {at}, HASS over EAGLE, equal tokens and rates"
+            yield lambda: m.versus(words, BASE[m.model], "eagle as published", at)
         raise Missing("speed at equal trainings was not run")
     for t in (0, 1):
         yield lambda: higher(f"tau at T = {t}, HASS over EAGLE-2", m("HASS", t), m("EAGLE-2", t))
@@ -57,6 +57,8 @@ def steps(m: Measured) -> Iterator[Statement]:
                 taus[n] = m.trained(name, t)
             except Missing:
                 continue
+        if not taus.keys() & {3, 4} or not taus.keys() & {1, 2, 5}:
+            raise Missing("the alignment steps were not trained")
         best, rest = (max(taus.keys() & of, key=lambda n: taus[n].value) for of in ({3, 4}, {1, 2, 5}))
         few, more = (", ".join(map(str, sorted(taus.keys() & of))) for of in ({3, 4}, {1, 2, 5}))
         words = f"tau at T = {t}, the best of {few} steps ({best}) over the best of {more} ({rest})"

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 
+from outrider.bench.document import Estimate
+
 from .. import formulas as theory
 from ..document import Cell
 from ..figures import CLOSE, SIGNS, Check, Figure, beside, close, computed, higher, least, true
@@ -38,8 +40,8 @@ def follows(m: Measured) -> Check:
 
 @judges("L-tau", SmolLM2="d3", demo="q")
 def tokens(m: Measured) -> Iterator[Statement]:
-    if m.model == "demo" and f"{m.study}" not in m.evidence.results:
-        yield from (lambda row=row: of_t5(*row) for row in t5(m) if row[0].rule == "rejection")  # type: ignore[misc]
+    if m.model == "demo" and m.study not in m.evidence.results:
+        yield from (of_t5(*row) for row in t5(m) if row[0].rule == "rejection")
         return
     for t in (0, 1):
         for gamma in GAMMAS:
@@ -77,7 +79,7 @@ def promised(m: Measured) -> Iterator[Statement]:
         yield lambda: close(f"speed-up of a chain as promised, {words}", Figure.of(speed), promise)
 
 
-def of_chain(m: Measured, gamma: int) -> tuple[object, float]:
+def of_chain(m: Measured, gamma: int) -> tuple[Estimate | None, float]:
     """A chain's speed-up and what Theorem 3.8 promised of its acceptance and times."""
     plain, row = (m.find(name, 0, "speedup")[1] for name in ("none", f"chain of {gamma}"))
     if not (plain.round_ms and row.round_ms and row.alpha and row.speedup):

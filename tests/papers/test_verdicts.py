@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from outrider.bench.document import Depth, Estimate, RoundTime, RunInfo
-from papers import contexts, rows, verdicts
+from papers import contexts, rows, runs, verdicts
 from papers import figures as fig
 from papers.document import Cell, Document, LawTest, Mean, Memory, Position, Quality, Reliability
-from papers.figures import COMPUTED, FAILS, HOLDS, OPEN, PARTLY
+from papers.figures import COMPUTED, FAILS, HOLDS, NOISE, OPEN, PARTLY, Check, Figure
 from papers.formulas import Comparison, expected_tokens, speedup
 from papers.reliability import Bin
 from papers.rows import ROWS, Evidence
@@ -208,7 +208,9 @@ def of_mamba(name: str, t: float, good: bool) -> float:
 
 
 LEVELS: dict[str, Level] = {
-    "speculative_sampling": ordered("chain of 7", "chain of 5", "chain of 3", "smaller draft model", "bigrams", "unigrams"),
+    "speculative_sampling": ordered(
+        "chain of 7", "chain of 5", "chain of 3", "smaller draft model", "bigrams", "unigrams"
+    ),
     "medusa": ordered("Medusa-2", "60 nodes", "16 nodes", "sparse tree", "Medusa", "dense tree", "typical, low",
                       "typical, high", "4 nodes", "heads as a chain", "1 nodes"),
     "eagle": ordered("tree", "EAGLE, 16 nodes", "chain", "none"),

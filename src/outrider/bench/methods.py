@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl
 
+from ..budgets import OF_A_BANDIT
 from ..budgets import parse as parse_budget
 from ..params import LOSSY, RULES, InputError
 from . import peers
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 VARIANTS = ("plain", "eager", *PACKED)  # eager: stock passes, not compiled
 BUDGETS = r"adaptive|auto|none|\d+x\d+|\d+(?:,\d+)*(?: [\d,]+)*(?: none)?(?: [a-z]+=[\w.]+)*"
+NO_FIELD = "".join(rf"(?<! {name})" for name in OF_A_BANDIT)  # behind a shape, where no label ends
 OPTIONS = ("epsilon", "delta")  # of the rule typical
 ENDING = re.compile(
     rf"(.+)@(?:(?P<budget>{BUDGETS})|(?P<rule>(?:{'|'.join(RULES)})(?:\?.*)?)"
@@ -30,7 +32,7 @@ def parts(text: str) -> dict[str, str]:
     >>> parts("HASS=eagle:demo/hass@16x6@rejection")
     {'label': 'HASS', 'budget': '16x6', 'rule': 'rejection', 'spec': 'eagle:demo/hass'}
     """
-    named = re.fullmatch(r"([^=?:]+)=(.+)", text)
+    named = re.fullmatch(rf"([^=?:]+){NO_FIELD}=(.+)", text)
     fields, spec = ({"label": named[1].strip()}, named[2]) if named else ({}, text)
     endings: dict[str, str] = {}
     while match := ENDING.fullmatch(spec):
