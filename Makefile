@@ -49,8 +49,8 @@ demo: $(VENV)/.smollm2
 # The same with transformers' generate beside it.
 demo-full: $(READY) demo
 
-# Two workers; the tests of a file share its fixtures on one of them.
-PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+# Two workers, each with one half of the tests, file by file; the one that is done first takes over some of the other's.
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
 # Where every rule and every drafter is met once, the shapes and types of all calls are checked too; it takes twice as long.
 SHAPED = tests/unit tests/contract/test_properties.py

@@ -2,57 +2,84 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
-os.environ.setdefault("OMP_NUM_THREADS", "1")
+from typing import Any
 
 import pytest
-import torch
-from jaxtyping import install_import_hook
-from transformers import PreTrainedModel  # noqa: F401
 
-with contextlib.suppress(ImportError):
-    import torchao  # noqa: F401
-
-# Checking the shapes and types of every call makes a test two to three times as long, so `make test` does it only where
-# every rule and every drafter is met once. transformers and torchao come before the hook: when jaxtyping loads a module
-# of outrider, whatever that module imports is compiled anew (jaxtyping changes where bytecode is cached). That takes
-# half a minute, and others' syntax warnings become errors.
-if os.environ.get("CHECK_SHAPES"):
-    install_import_hook("outrider", "checking.check")
+from outrider import kept  # before torchao, whose reports of kernels for other machines `outrider` filters
 
 WORKER = "PYTEST_XDIST_WORKER" in os.environ  # whose environment is that of the process that started it
 OWN = not WORKER and not (os.environ.get("OUTRIDER_SANITIZE") and os.environ.get("OUTRIDER_CACHE"))
+ROOT = Path(__file__).resolve().parents[1]
+SHARED = ROOT.parent / "shared"
+BUILT = ROOT / "build" / "tests"  # compiled libraries, kept from run to run; a name is a digest of sources and flags
+MOST = 100  # of these libraries
+# Files whose fixtures or single tests take longest come first: what is left at the end is short, and shared by workers.
+FIRST = "test_distributed.py", "test_cli_bench.py"
+
+os.environ["OMP_NUM_THREADS"] = "1"
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
 if OWN:
     os.environ["OUTRIDER_CACHE"] = tempfile.mkdtemp(prefix="outrider-tests-")
 CACHE = Path(os.environ["OUTRIDER_CACHE"])
+if OWN:
+    BUILT.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not kept.exposed(BUILT):  # libraries are not loaded from where others can write
+        (CACHE / "native").symlink_to(BUILT)
+(CACHE / "native").mkdir(mode=0o700, exist_ok=True)
 
-torch.set_num_threads(1)
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell leaves it for what it starts in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)  # tests of Ctrl-C, and the processes they start, need it
-SHARED = Path(__file__).resolve().parents[2] / "shared"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Checking the shapes and types of every call makes a test two to three times as long, so `make test` does it only
+    where every rule and every drafter is met once."""
+    controller = not WORKER and config.getoption("numprocesses", None)  # which runs no test
+    if os.environ.get("CHECK_SHAPES") and not controller:
+        check_shapes()
+
+
+def check_shapes() -> None:
+    """transformers comes before the hook, with torchao where it is installed: when jaxtyping loads a module of
+    outrider, whatever that module imports is compiled anew (jaxtyping changes where bytecode is cached). That takes
+    half a minute, and others' syntax warnings become errors."""
+    from jaxtyping import install_import_hook
+    from transformers import PreTrainedModel  # noqa: F401
+
+    install_import_hook("outrider", "checking.check")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path.name not in FIRST)
 
 
 def pytest_unconfigure() -> None:
     if OWN:
         shutil.rmtree(CACHE, ignore_errors=True)
+        libraries = sorted(BUILT.glob("*.so"), key=lambda file: file.stat().st_mtime)
+        for file in libraries[:-MOST]:
+            file.unlink()
+            file.with_name(f"{file.name}.sha256").unlink(missing_ok=True)
+
+
+@pytest.fixture(scope="session")
+def caches(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("caches")
 
 
 @pytest.fixture(autouse=True)
-def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Nothing is written into the user's cache folder: each test has its own. The compiled pass is built once for all
-    tests and workers, in the folder that fixtures of modules write into."""
-    cache, built = tmp_path_factory.mktemp("cache"), CACHE / "native"
+def own_cache(monkeypatch: pytest.MonkeyPatch, caches: Path) -> None:
+    """Nothing is written into the user's cache folder: each test has its own, where all find the compiled libraries."""
+    cache = Path(tempfile.mkdtemp(dir=caches))
     monkeypatch.setenv("OUTRIDER_CACHE", str(cache))
-    built.mkdir(mode=0o700, exist_ok=True)  # nobody else may write where libraries are loaded from
-    (cache / "native").symlink_to(built)
+    (cache / "native").symlink_to(CACHE / "native")
 
 
 @pytest.fixture(scope="session")
@@ -61,6 +88,14 @@ def shared() -> Path:
     if not SHARED.is_dir():
         pytest.skip(f"no folder {SHARED.name}/ beside the repository: tests on real data and pretrained models need it")
     return SHARED
+
+
+@pytest.fixture(scope="session")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The contract's models."""
+    from contract_world import make_world
+
+    return make_world(tmp_path_factory.mktemp("noisy"))
 
 
 @pytest.fixture

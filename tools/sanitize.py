@@ -34,7 +34,7 @@ COMPILED = re.compile(r"native import library|native\.library")  # in a test fil
 # Tests of how the library is built and found, and of wrong code, where each test compiles another library.
 OTHERS = "test_abi", "test_library", "test_library_store", "test_native_team", "test_compiled_mutants"
 DRAFTERS = "tests/native/test_every_drafter.py"
-CONTRACTS = "tests/contract/test_broken_trees.py", "tests/contract/test_extreme_sampling.py"
+CONTRACTS = tuple(f"tests/contract/test_{name}.py" for name in ("broken_trees", "extreme_sampling", "targets"))
 THREADS = "tests/native/test_pool.py", f"{DRAFTERS}::test_the_demos_drafters", f"{DRAFTERS}::test_two_callers_at_once"
 TILES = "tests/native/test_target.py", "tests/native/test_blocks.py"  # passes over every kind of weights
 

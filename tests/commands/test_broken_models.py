@@ -30,18 +30,22 @@ def spoilt(to: Path, what: str, value: float) -> Path:
     return to
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.fixture(scope="module", params=[float("nan"), float("inf")], ids=str)
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return spoilt(tmp_path_factory.mktemp("spoilt") / "m", "down_proj", request.param)
+
+
 @pytest.mark.parametrize("command", ["generate", "chat", "validate", "audit", "serve"])
-def test_a_model_of_nans_is_refused(
-    command: str, value: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_model_of_nans_is_refused(command: str, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`generate` printed nothing and ended with 0."""
-    model = spoilt(tmp_path / "m", "down_proj", value)
     assert cli.main([command, str(model), *(["hello"] if command == "generate" else [])]) == 2
     out, err = capsys.readouterr()
     assert not out.strip()
     (line,) = [line for line in err.splitlines() if line.startswith("outrider:")]
     assert "NaN or infinite" in line
+
+
+def test_load_refuses_a_model_of_nans(model: Path) -> None:
     with pytest.raises(InputError, match="NaN or infinite"):
         outrider.load(model)
 

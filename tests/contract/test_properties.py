@@ -56,8 +56,7 @@ class Ending(FixedBudget):
         return replace(super().choose(rows), reach=0.4, floor=0.002)
 
 
-@pytest.mark.parametrize("kind", [FixedBudget, Ending])
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(("temperature", "kind"), [(0.0, FixedBudget), (1.0, Ending)])
 @pytest.mark.parametrize("name", NAMES)
 def test_reopen(world: World, name: str, temperature: float, kind: type[FixedBudget]) -> None:
     """A drafter that lived through rounds proposes what a fresh one proposes after reading the whole text."""

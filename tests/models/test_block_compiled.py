@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from bits import compiled
-from grown_world import BUDGETS, PROMPTS, Given, harmless_without_numbers, late_and_at_once, texts_are_plain
+from grown_world import BUDGETS, CASES, PROMPTS, Given, harmless_without_numbers, late_and_at_once
 
 import outrider
 from outrider.backends.native import library as native
@@ -81,8 +81,7 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> list[DraftTree]:
     return trees
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("budget", [budget for budget in BUDGETS if budget != "chain"])
+@pytest.mark.parametrize(("budget", "temperature"), [case for case in CASES if case[0] != "chain"])
 def test_trees_are_the_best_of_the_lattice(budget: str, temperature: float, compared: list[DraftTree]) -> None:
     """In a batch of texts of unequal length; both precisions, and floats beside a target's weights of 16 bits; small
     vocabularies, trimmed ones and large ones."""
@@ -161,14 +160,6 @@ def test_the_pass_is_that_of_the_network(
     llm.generate(PROMPTS, max_new_tokens=6, temperature=0.0, batch_size=3, budget=Given(Budget(12, 3)))
     assert len(worst) >= 4
     assert max(worst) < (1e-4 if dtype == WHOLE and not halves else 0.1)  # weights of eight bits, activations of 16
-
-
-@pytest.mark.parametrize("dtype", [HALF, WHOLE])
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("kind", KINDS)
-def test_texts_with_drafts_are_those_without(kind: str, temperature: float, dtype: torch.dtype) -> None:
-    """Rows that end at their own time and are followed by others; trees, chains, and the rule that samples them."""
-    texts_are_plain(made(97, 50, dtype, Growth(scale=2.0), **KINDS[kind]), temperature)
 
 
 def test_what_the_code_does_not_know_stays_in_tensors() -> None:

@@ -197,50 +197,6 @@ def test_in_a_mix_it_is_told_of_everyones_accepted_nodes() -> None:
 # --- real families
 
 
-def nets(target: Any, hidden: int, kind: str) -> Any:
-    torch.manual_seed(11)
-    if kind == "eagle":
-        shape = LayerShape(hidden, 4, 2, 8, 40, hidden)
-        return eagle.EagleNet(eagle.EagleConfig(shape, target.vocab, hidden))
-    wide = 24 if kind == "narrow" else hidden
-    config = eagle3.Eagle3Config(
-        LayerShape(wide, 4, 1, 6, 40, 2 * wide), target.vocab, target.vocab - 9, hidden, (0, 1, 2),
-        own_embedding=kind == "narrow", norm_before_fc=kind == "narrow", fc_norm=kind == "narrow",
-    )  # fmt: skip
-    net = eagle3.Eagle3Net(config)
-    net.d2t.add_(9)
-    return net
-
-
-FAMILIES = [
-    ("llama", {}), ("llama", {"tie_word_embeddings": True}), ("qwen3", {}), ("gpt_neox", {}), ("gemma3", {}),
-    ("mixtral", {}), ("gpt2", {}), ("granite", {}),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("family", "more"), FAMILIES, ids=str)
-def test_families_decode_as_without_a_draft(family: str, more: dict[str, Any]) -> None:
-    target = load_target(small.build(family, **more))
-    free = drafters.load("none", target)
-    kinds = [("eagle", "dynamic"), ("eagle3", "static"), ("narrow", "best"), ("eagle", "chain")]
-    turn = FAMILIES.index((family, more))  # each family meets two of them at T = 0, and the other two at T = 1
-    kinds = kinds[turn % 4 :] + kinds[: turn % 4]
-    for temperature in (0.0, 1.0):
-        engine = Engine(target, free, FixedBudget(), GumbelNoise(target.vocab), "coupled")
-        made = [Request(p, 50 + i, 20, Sampling(temperature)) for i, p in enumerate(small.PROMPTS)]
-        plain: dict[int, list[int]] = {}
-        for piece in generate(engine, made):
-            plain[piece.row.index] = piece.row.output
-        for kind, tree in kinds[2:] if temperature else kinds[:2]:
-            module = eagle if kind == "eagle" else eagle3
-            drafter = module.drafter(nets(target, 32, kind), target, TREES[tree])
-            rows = decode(target, drafter, temperature, length=20, batch=2, prompts=small.PROMPTS)
-            assert [r.output for r in rows] == [plain[i] for i in range(len(rows))]
-            if not temperature:
-                rows = decode(target, drafter, 0.0, "rejection", 20, prompts=small.PROMPTS)
-                assert [r.output for r in rows] == [plain[i] for i in range(len(rows))]
-
-
 @pytest.mark.parametrize("inputs", INPUTS)
 def test_the_four_inputs(inputs: str) -> None:
     """Each reads what it says, and its first step is the network's forward over the whole text."""

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from bits import compiled, text_of
-from grown_world import BUDGETS, PROMPTS, Given, harmless_without_numbers, late_and_at_once, same
+from grown_world import BUDGETS, CASES, PROMPTS, Given, harmless_without_numbers, late_and_at_once, same
 
 import outrider
 from outrider.backends.native import library as native
@@ -88,8 +88,7 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> list[DraftTree]:
     return trees
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("budget", BUDGETS)
+@pytest.mark.parametrize(("budget", "temperature"), CASES)
 @pytest.mark.parametrize("kind", ["eagle", "eagle3", "narrow"])
 def test_trees_are_those_of_single_steps(kind: str, budget: str, temperature: float, compared: list[DraftTree]) -> None:
     """In a batch of texts of unequal length; both precisions, and floats beside a target's weights of 16 bits; small

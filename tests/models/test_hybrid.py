@@ -162,7 +162,7 @@ def accept(tree: DraftTree, rows: Rows, dice: random.Random) -> Round:
     return Round(rows, tree, TargetOutput(np.zeros((len(rows), 1, VOCAB))), paths, following, tokens)
 
 
-def lived(drafter: Any, temperature: float, most: int, turns: int = 4) -> None:
+def lived(drafter: Any, temperature: float, most: int, turns: int = 3) -> None:
     """Ragged rows through rounds of partial acceptance; rows change places, fork, and one joins."""
     whole, dice = Whole(drafter.net), random.Random(5)
     texts = [[*t, 7 + i] for i, t in enumerate(TEXTS[:2])]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from heads import cyclic, rank_tree, run, stock, written
+from heads import cyclic, rank_tree, run, stock
 from safetensors.torch import load_file, save_file
 from small import PROMPTS, VOCAB, build, sequential
 from torch import Tensor
@@ -19,7 +19,6 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRot
 
 from outrider import drafters
 from outrider.backends.torch import load_target
-from outrider.budgets.budgeter import FixedBudget
 from outrider.budgets.calibration import inside
 from outrider.checkpoints import native
 from outrider.core import tree
@@ -175,30 +174,6 @@ def test_proposals_are_the_heads_best(prefix: bool, tmp_path: Path) -> None:
                 right |= {path[1:] for path in layer}
             assert rank_tree(made, b) == right
         batch.round()
-
-
-TREES = ["", "?tree=chain", "?tree=static&shape=3,2,2,1", "?tree=greedy63", "?top_k=3&width=2&scale=0.5"]
-
-
-@pytest.mark.parametrize("options", TREES)
-@pytest.mark.parametrize(("rule", "temperature"), [("coupled", 0.0), ("coupled", 1.0), ("rejection", 0.0)])
-def test_every_tree_gives_the_same_text(options: str, rule: str, temperature: float, tmp_path: Path) -> None:
-    target = load_target(build("llama"))
-    drafter = saved(tmp_path, random_net(), target, options)
-    right = written(target, drafters.load("none"), PROMPTS, 24, temperature, rule)
-    for nodes in (2, 9, 64):
-        assert written(target, drafter, PROMPTS, 24, temperature, rule, FixedBudget(nodes, 4)) == right
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-@pytest.mark.parametrize("prefix", [False, True])
-def test_families(name: str, prefix: bool, tmp_path: Path) -> None:
-    target = load_target(build(name))
-    net = hydra.fresh(target, layer=SHAPE if prefix else None)
-    drafter = saved(tmp_path, net, target)
-    for temperature in (0.0, 1.0):
-        right = written(target, drafters.load("none"), PROMPTS, 20, temperature)
-        assert written(target, drafter, PROMPTS, 20, temperature) == right
 
 
 @pytest.mark.parametrize("prefix", [False, True])

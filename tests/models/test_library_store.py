@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from outrider.backends.native import library as native
+from outrider.backends.native import variants
 
 pytestmark = pytest.mark.skipif(shutil.which("gcc") is None or os.name != "posix", reason="needs gcc")
 root_only = pytest.mark.skipif(os.name != "posix" or os.geteuid() != 0, reason="only root gives files to another user")
@@ -102,11 +103,13 @@ def test_a_damaged_library_is_compiled_again(
 def test_the_damaged_pass_of_models_is_compiled_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The same by the function that models call, in a process of its own for what is damaged."""
+    """The same by the function that models call, with the sources of a library that does nothing."""
     if not native.suits():
         pytest.skip("this processor has no compiled pass")
     monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
-    monkeypatch.setattr(native, "FLAGS", tuple("-O0" if flag == "-O3" else flag for flag in native.FLAGS))
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c" / variants.SOURCE).write_text("void tune(void) {}\n", encoding="utf-8")
+    monkeypatch.setattr(variants, "SOURCES", tmp_path / "c")
     native.library.cache_clear()
     try:
         assert native.library("bfloat16", "bfloat16") is not None

@@ -13,12 +13,11 @@ import torch
 from bits import compiled, text_of
 from grown_world import (
     BUDGETS,
+    CASES,
     PROMPTS,
     Given,
-    Seldom,
     harmless_without_numbers,
     same,
-    texts_are_plain,
 )
 from transformers import Mamba2Config, Mamba2ForCausalLM
 
@@ -141,8 +140,7 @@ def _states(drafting: Any, sizes: list[int]) -> list[torch.Tensor]:
     return found
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("budget", list(BUDGETS))
+@pytest.mark.parametrize(("budget", "temperature"), CASES)
 def test_trees_and_states_are_those_of_tensors(budget: str, temperature: float, compared: list[DraftTree]) -> None:
     """In a batch of texts of unequal length; small vocabularies, trimmed ones and large ones."""
     for vocab, drafted in ((97, 0), (97, 50), (6000, 5000)):
@@ -232,13 +230,6 @@ def test_what_is_too_wide_is_refused() -> None:
     llm.drafter = replace(drafter, batch=16)
     with pytest.raises(outrider.InputError, match="at most 16 are allowed"):
         llm.generate(PROMPTS, max_new_tokens=8, batch_size=3, budget=Given(Budget(60, 4)))
-
-
-@pytest.mark.parametrize("dtype", [HALF, WHOLE])
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_texts_with_drafts_are_those_without(temperature: float, dtype: torch.dtype) -> None:
-    """Also where rounds without drafts leave more tokens unread than are read one by one."""
-    texts_are_plain(made(97, 50, dtype), temperature, (2, Seldom(Budget(16, 6))))
 
 
 @torch.no_grad()

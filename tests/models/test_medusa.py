@@ -180,28 +180,6 @@ def test_the_noise_of_their_own_position_ranks_candidates(tmp_path: Path) -> Non
         assert np.array_equal(made.tokens[:, d], right)
 
 
-TREES = ["", "?tree=chain", "?tree=static&shape=5,4,3,2", "?tree=greedy63", "?top_k=3&scale=0.5"]
-
-
-@pytest.mark.parametrize("options", TREES)
-@pytest.mark.parametrize(("rule", "temperature"), [("coupled", 0.0), ("coupled", 1.0), ("rejection", 0.0)])
-def test_every_tree_gives_the_same_text(options: str, rule: str, temperature: float, tmp_path: Path) -> None:
-    target = load_target(build("llama"))
-    drafter = saved(tmp_path, random_net(medusa.MedusaConfig(VOCAB, 32, share_head=True)), target, options)
-    right = written(target, drafters.load("none"), PROMPTS, 24, temperature, rule)
-    for nodes in (2, 9, 64):
-        assert written(target, drafter, PROMPTS, 24, temperature, rule, FixedBudget(nodes, 4)) == right
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_families(name: str, temperature: float, tmp_path: Path) -> None:
-    target = load_target(build(name))
-    net = medusa.fresh(target)
-    right = written(target, drafters.load("none"), PROMPTS, 20, temperature)
-    assert written(target, saved(tmp_path, net, target), PROMPTS, 20, temperature) == right
-
-
 def test_a_mix_keeps_the_features_of_others_nodes(tmp_path: Path) -> None:
     """In a mix the last committed token may be another drafter's node: the feature is there all the same."""
     target, _ = cyclic()

@@ -10,11 +10,11 @@ import torch
 from bits import compiled
 from grown_world import (
     BUDGETS,
+    CASES,
     PROMPTS,
     Given,
     harmless_without_numbers,
     nearly,
-    texts_are_plain,
 )
 
 import outrider
@@ -72,8 +72,7 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> list[DraftTree]:
     return trees
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("budget", [budget for budget in BUDGETS if budget != "chain"])
+@pytest.mark.parametrize(("budget", "temperature"), [case for case in CASES if case[0] != "chain"])
 def test_trees_are_the_best_of_the_lattice(budget: str, temperature: float, compared: list[DraftTree]) -> None:
     """In a batch of texts of unequal length; small vocabularies, trimmed ones and large ones."""
     for vocab, drafted, more in ((97, 0, OWN), (97, 50, {}), (6000, 5000, {})):
@@ -99,13 +98,6 @@ def test_logits_are_those_of_the_network(more: dict[str, Any], dtype: torch.dtyp
         assert found.shape == (3, depth, 50)
         apart = abs(found - right[:, :depth]).max() / abs(right).max()
         assert apart < (1e-5 if dtype == WHOLE and not halves else 0.05), "weights of eight bits, activations of 16"
-
-
-@pytest.mark.parametrize("dtype", [HALF, WHOLE])
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("more", [{}, OWN], ids=str)
-def test_texts_with_drafts_are_those_without(more: dict[str, Any], temperature: float, dtype: torch.dtype) -> None:
-    texts_are_plain(made(97, 50, dtype, **more), temperature)
 
 
 def test_what_the_code_does_not_know_stays_in_tensors() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -193,14 +194,32 @@ def test_a_line_settles_at_word_borders_and_reads_everything_once() -> None:
 
 PAIRS = [("bytes", "pieces"), ("pieces", "bytes"), ("bytes", "ascii"), ("pieces", "ascii"), ("bytes", "mamba")]
 WAYS = ["text", "shared"]
+MIXED = ["Hello there", "naïve 東", [5, 1, 9]]
+LIMITS: dict[str, Any] = {"max_new_tokens": 24, "seed": 3, "ignore_eos": True}
 CASES = [
     *((pair, way, "coupled", t) for pair in PAIRS for way in WAYS for t in (0.0, 1.0)),
     *((pair, way, "rejection", float((i + j) % 2)) for i, pair in enumerate(PAIRS) for j, way in enumerate(WAYS)),
 ]
 
 
+@pytest.fixture(scope="module")
+def plain(folders: Any) -> Any:
+    """Texts of plain decoding, by target and temperature."""
+
+    @cache
+    def texts(name: str, temperature: float) -> list[list[int]]:
+        outputs = outrider.load(folders[name], "none", dtype="float64").generate(
+            MIXED, temperature=temperature, **LIMITS
+        )
+        return [output.tokens for output in outputs]
+
+    return texts
+
+
 @pytest.mark.parametrize(("pair", "way", "rule", "temperature"), CASES)
-def test_nothing_is_lost(pair: tuple[str, str], way: str, rule: str, temperature: float, folders: Any) -> None:
+def test_no_draft_changes_a_text(
+    pair: tuple[str, str], way: str, rule: str, temperature: float, folders: Any, plain: Any
+) -> None:
     """Random models write any bytes: half characters, special tokens, and text that is divided otherwise.
 
     Under `rejection` at T > 0 a text depends on more than its seed; there it must run, and its law is that of any
@@ -208,14 +227,12 @@ def test_nothing_is_lost(pair: tuple[str, str], way: str, rule: str, temperature
     """
     kind = "mamba" if pair[1] == "mamba" else "model"
     llm = outrider.load(folders[pair[0]], f"{kind}:{folders[pair[1]]}?vocab={way}&top_k=3", dtype="float64")
-    plain = outrider.load(folders[pair[0]], "none", dtype="float64")
-    asked: dict[str, Any] = {"max_new_tokens": 24, "seed": 3, "temperature": temperature, "ignore_eos": True}
-    prompts = ["Hello there", "naïve 東", [5, 1, 9]]
+    options: dict[str, Any] = {"rule": rule, "temperature": temperature, **LIMITS}
     budgets = Restless((Budget(8, 4), Budget(1, 0), Budget(12, 3)))
-    found = llm.generate(prompts, budget=budgets, rule=rule, batch_size=2, **asked)  # rows join and leave
-    assert all(o.usage.drafted > 0 for o in found)
+    outputs = llm.generate(MIXED, budget=budgets, batch_size=2, **options)  # rows join and leave
+    assert all(o.usage.drafted > 0 for o in outputs)
     if rule == "coupled" or temperature == 0:
-        assert [o.tokens for o in found] == [o.tokens for o in plain.generate(prompts, **asked)]
+        assert [o.tokens for o in outputs] == plain(pair[0], temperature)
 
 
 @pytest.mark.parametrize("way", ["text", "shared", "same"])

@@ -55,6 +55,13 @@ def models(target: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, s
     return {"DRAFT": str(place / "draft"), "MAMBA": str(place / "mamba")}
 
 
+@pytest.fixture(scope="module")
+def stories(target: Any) -> list[list[int]]:
+    """Prompts, each with what the target writes behind it."""
+    outputs = outrider.load(target.model, "none").generate(TEXTS, max_new_tokens=NEW)
+    return [[*prompt, *output.tokens] for prompt, output in zip(TEXTS, outputs, strict=True)]
+
+
 def named(specs: list[str], models: dict[str, str]) -> list[str]:
     for name, folder in models.items():
         specs = [spec.replace(name, folder) for spec in specs]
@@ -123,12 +130,11 @@ def test_chains_are_those_of_our_own_engine(specs: list[str], target: Any, model
 
 
 @pytest.mark.parametrize("specs", SPECS, ids="+".join)
-def test_rows_that_come_go_and_change_places(specs: list[str], target: Any, models: dict[str, str]) -> None:
+def test_rows_that_come_go_and_change_places(
+    specs: list[str], target: Any, models: dict[str, str], stories: list[list[int]]
+) -> None:
     """Two stories are equal, so that rows cannot be told apart by their texts, and need not be."""
     pinned = [s + ("&" if "?" in s else "?") + "scale=1" if ":" in s else s for s in named(specs, models)]
-    llm = outrider.load(target.model, "none")
-    outputs = llm.generate(TEXTS, max_new_tokens=NEW)
-    stories = [[*p, *out.tokens] for p, out in zip(TEXTS, outputs, strict=True)]
     play = Scheduler(Proposer(config(target, pinned, TOKENS)), [*stories, stories[0]])
     play.come(0, len(TEXTS[0]))
     play.step(reading=[0])

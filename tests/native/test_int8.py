@@ -331,20 +331,32 @@ def test_kinds_and_widths_that_have_no_integer_form(code: Library) -> None:
 
 
 LEAST = "v_fma(v_set1(x[i].total), v_load_f16_all(d + 2 * PANEL_ROWS), of[i].sum)"
+ROUNDED = "rounded[i] = _mm256_cvtps_epi32(_mm256_mul_ps(x[i], _mm256_set1_ps(factor)));"
 MUTANTS = {
-    "minima are left out": ("gemm/int8.h", LEAST, "of[i].sum"),
-    "a row has another's scale": ("gemm/int8.h", "own_scale = v_set1(x[i].scale)", "own_scale = v_set1(x[0].scale)"),
-    "activations are cut off": ("simd/int8.h", "_mm256_cvtps_epi32(", "_mm256_cvttps_epi32("),
-    "offsets are left out": ("gemm/int8.h", "const int off = SIGNED(f) ? 0 : f.offset;", "const int off = 0;"),
-}  # fmt: skip
+    "minima are left out": ("gemm/int8.h", LEAST, f"WRONG ? of[i].sum : {LEAST}"),
+    "a row has another's scale": (
+        "gemm/int8.h",
+        "own_scale = v_set1(x[i].scale)",
+        "own_scale = v_set1(x[WRONG ? 0 : i].scale)",
+    ),
+    "activations are cut off": ("simd/int8.h", ROUNDED, f"{ROUNDED} if (WRONG) {ROUNDED.replace('cvt', 'cvtt')}"),
+    "offsets are left out": (
+        "gemm/int8.h",
+        "off = SIGNED(f) ? 0 : f.offset;",
+        "off = SIGNED(f) || WRONG ? 0 : f.offset;",
+    ),
+}
+NAMES = [*MUTANTS]
 
 
-@pytest.mark.parametrize("mutant", MUTANTS)
-def test_wrong_products_are_found(mutant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The reference tells them apart."""
+@pytest.mark.parametrize("mutant", [*MUTANTS, "none"])
+def test_wrong_products_differ_from_the_documented_order(
+    mutant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cases = [matrix(name, 13, 64) for name in ("Q4_1", "Q8_0", "Q5_0")]
-    x = activations(3, 64)
-    with mutated(monkeypatch, tmp_path, *MUTANTS[mutant]):
+    x, chosen = activations(3, 64), NAMES.index(mutant) if mutant in NAMES else -1
+    with mutated(monkeypatch, tmp_path, [*MUTANTS.values()], chosen):
         code = library("bfloat16", "float32")
         assert code is not None
-        assert not all(np.array_equal(multiply(code, case.packed(code), x, 13), expected(case, x)) for case in cases)
+        right = all(np.array_equal(multiply(code, case.packed(code), x, 13), expected(case, x)) for case in cases)
+        assert right is (mutant == "none")

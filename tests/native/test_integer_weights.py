@@ -21,7 +21,6 @@ from outrider.backends.native.abi import INTEGER
 from outrider.backends.native.target import NativeTarget, load
 from outrider.backends.native.weights import Matrix
 from outrider.backends.torch.validate import validate
-from outrider.budgets.budgeter import FixedBudget
 from outrider.proofs.audit import audit
 
 SIZES = {"vocab_size": 97, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 2}
@@ -73,26 +72,6 @@ def test_logits_are_near_those_of_full_weights(tmp_path: Path, kind: str, way: s
     file = write(tmp_path / "m.gguf", stock(**WIDE, initializer_range=0.04), kind)
     full, quantised = logits(load(file)), logits(load(file, way=way))
     assert 0 < np.linalg.norm(full - quantised) < 0.05 * np.linalg.norm(full)
-
-
-@pytest.mark.parametrize("way", ["native", "int8"])
-def test_drafts_do_not_change_a_bit_of_the_text(tmp_path: Path, way: str) -> None:
-    """With drafts, in batches, with budgets; the full model's text is another one."""
-    file, texts = write(tmp_path / "m.gguf", stock(), "Q4_1"), []
-    prompts = [[7, 8, 9, 7, 8, 9, 7], [3, 4], [20, 30, 40, 20, 30]]
-    given: dict[str, Any] = {"max_new_tokens": 48, "seed": 5, "ignore_eos": True}
-    for drafter in ("none", "lookup", "suffix + lookup"):
-        llm = outrider.load(file, drafter, weights=way)
-        assert isinstance(llm.target, NativeTarget)
-        for batch in (1, 3):
-            for budget in (FixedBudget(16, 4), "auto"):
-                made = [
-                    llm.generate(prompts, temperature=t, batch_size=batch, budget=budget, **given) for t in (0.0, 1.0)
-                ]
-                texts.append([[output.tokens for output in outputs] for outputs in made])
-    assert all(made == texts[0] for made in texts)
-    full = outrider.load(file, "none").generate(prompts, temperature=1.0, batch_size=1, **given)
-    assert [output.tokens for output in full] != texts[0][1]
 
 
 def test_safetensors_are_rounded_to_int8(tmp_path: Path) -> None:

@@ -14,12 +14,10 @@ import numpy as np
 import pytest
 import torch
 from bits import text_of, trees_differ
-from contract_weights import MAKERS
 from gguf_files import write
 from small import build, sequential
 from test_target import TAPS, outputs, text
 
-from outrider import drafters
 from outrider.backends.native import library as native
 from outrider.backends.native.checkpoint import open_checkpoint
 from outrider.backends.native.description import Description
@@ -28,15 +26,8 @@ from outrider.backends.native.weights import rounded
 from outrider.backends.torch import gguf
 from outrider.backends.torch.mark import mark_of
 from outrider.backends.torch.module import ModuleTarget
-from outrider.checkpoints import native as drafter_files
 from outrider.core.protocols import Target
 from outrider.core.tree import chain
-from outrider.drafters import eagle, eagle3
-from outrider.drafters._compiled import CompiledEagle
-from outrider.engine import Engine, generate
-from outrider.engine.request import Request
-from outrider.nets.layer import LayerShape
-from outrider.params import Sampling
 
 SIZES = {
     "hidden_size": 96, "intermediate_size": 160, "head_dim": 32, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -258,45 +249,6 @@ def test_a_model_in_memory_is_its_files(tmp_path: Path, name: str) -> None:
             parameter.mul_(1.25)
     del ours.mark
     equal(ours, load(saved(model, tmp_path / "b")))
-
-
-DRAFTED = {"phi3": "bfloat16", "gemma2-scaled": "float32", "gpt2": "float32", "cohere2": "bfloat16", "phi": "float32"}
-WIDE_LAYER = LayerShape(128, heads=4, kv_heads=2, head_dim=32, intermediate=96, inputs=128)
-
-
-@pytest.fixture(scope="module")
-def nets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Random drafters, whose steps compiled code computes for EAGLE and EAGLE-3."""
-    folder = tmp_path_factory.mktemp("nets")
-    for kind, make in MAKERS.items():
-        make(folder / kind, 97, 128)
-    torch.manual_seed(1)
-    first = eagle.EagleConfig(WIDE_LAYER, 97, 128)
-    drafter_files.save(folder / "eagle", "eagle", eagle.EagleNet(first))
-    third = eagle3.Eagle3Config(replace(WIDE_LAYER, inputs=256), 97, 97, 128, (0, 1, 2))
-    drafter_files.save(folder / "eagle3", "eagle3", eagle3.Eagle3Net(third))
-    return {kind: folder / kind for kind in MAKERS}
-
-
-@pytest.mark.parametrize("name", DRAFTED)
-def test_trained_drafters_run_on_every_kind_of_target(tmp_path: Path, nets: dict[str, Path], name: str) -> None:
-    model = family(name, PRECISIONS[DRAFTED[name]], **({"hidden_size": 128} if name.startswith("gemma") else {}))
-    target = load(saved(model, tmp_path))
-    requests = [
-        Request(text_of(seed, 20 + seed), seed, 24, Sampling(temperature=heat))
-        for seed, heat in enumerate((0.0, 0.7, 1.0))
-    ]
-
-    def texts(drafter: Any, budget: str) -> list[list[int]]:
-        rows = {piece.row.index: piece.row for piece in generate(Engine.of(target, drafter, budget), requests, 2)}
-        return [rows[i].output for i in range(len(requests))]
-
-    plain = texts(drafters.load("none", target), "auto")
-    for kind, folder in nets.items():
-        drafter = drafters.load(str(folder), target)
-        if kind in ("eagle", "eagle3") and (kind == "eagle3" or name != "phi"):  # whose head has a bias
-            assert isinstance(getattr(drafter, "inner", drafter), CompiledEagle)
-        assert texts(drafter, "12x4") == plain, kind
 
 
 def without(option: str) -> Callable[[Description], Description]:

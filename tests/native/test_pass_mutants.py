@@ -8,7 +8,7 @@ import pytest
 import torch
 from bits import text_of, trees_differ
 from small import build
-from wrong_code import mutated
+from wrong_code import Mutant, mutated
 
 from outrider.backends.native import library as native
 from outrider.backends.torch.module import ModuleTarget
@@ -21,65 +21,85 @@ pytestmark = pytest.mark.skipif(
     native.library("float32", "float32") is None, reason="the compiled pass wants gcc and an x86 processor with AVX2"
 )
 
-MUTANTS = {
+BESIDE = "at += QUANT_BYTES(kind), scales += SCALE_FLOATS(kind)"
+MUTANTS: dict[str, tuple[torch.dtype, Mutant]] = {
     "rows that are computed together are summed from their end": (
-        "gemm/lanes16.h",
         WHOLE,
-        "for (int64_t k = 0, at = 0; k < width; k += MAC_WIDTH, at += QUANT_BYTES(kind), scales += SCALE_FLOATS(kind))"
-        " {",
-        "for (int64_t s = 0, at = 0; s < width; s += MAC_WIDTH) { const int64_t k = n > 1 ? width - MAC_WIDTH - s : s;",
+        (
+            "gemm/lanes16.h",
+            f"for (int64_t k = 0, at = 0; k < width; k += MAC_WIDTH, {BESIDE}) {{",
+            f"for (int64_t s = 0, at = 0; s < width; s += MAC_WIDTH, {BESIDE}) {{"
+            " const int64_t k = WRONG && n > 1 ? width - MAC_WIDTH - s : s;",
+        ),
     ),
     "rows that meet opened weights are summed from their end": (
-        "gemm/lanes8.h",
         WHOLE,
-        "for (int64_t k = 0; k < width; k += LANES) {\n#pragma GCC unroll 3",
-        "for (int64_t k = width - LANES; k >= 0; k -= LANES) {\n#pragma GCC unroll 3",
+        (
+            "gemm/lanes8.h",
+            "for (int64_t k = 0; k < width; k += LANES) {\n#pragma GCC unroll 3",
+            "for (int64_t step = 0; step < width; step += LANES) {"
+            " const int64_t k = WRONG ? width - LANES - step : step;\n#pragma GCC unroll 3",
+        ),
     ),
     "tiles of rows that are computed together are summed from their end": (
-        "gemm/tiles.h",
         HALF,
-        "for (int64_t s = 0; s < steps; s++) {\n        if (direct) {",
-        "for (int64_t e = 0; e < steps; e++) { const int64_t s = n > 1 && direct ? steps - 1 - e : e; if (direct) {",
+        (
+            "gemm/tiles.h",
+            "for (int64_t s = 0; s < steps; s++) {\n        if (direct) {",
+            "for (int64_t e = 0; e < steps; e++) {"
+            " const int64_t s = WRONG && n > 1 && direct ? steps - 1 - e : e; if (direct) {",
+        ),
     ),
     "tiles of many queries are summed from their end": (
-        "layers/scores.h",
         HALF,
-        "for (int64_t k = 0; k < width; k += MAC_WIDTH) {\n                tile_load(4,",
-        "for (int64_t e = 0; e < width; e += MAC_WIDTH) {"
-        " const int64_t k = last - first > 4 ? width - MAC_WIDTH - e : e; tile_load(4,",
+        (
+            "layers/scores.h",
+            "for (int64_t k = 0; k < width; k += MAC_WIDTH) {\n                tile_load(4,",
+            "for (int64_t e = 0; e < width; e += MAC_WIDTH) {"
+            " const int64_t k = WRONG && last - first > 4 ? width - MAC_WIDTH - e : e; tile_load(4,",
+        ),
     ),
     "keys of drafted nodes are summed in another order": (
-        "layers/values.h",
         WHOLE,
-        "add_values(w, i * group, (i + 1) * group, values, slots, from, view->count[i], width, 0);",
-        "for (int64_t j = view->count[i] - 1; j >= from; j--)"
-        " add_values(w, i * group, (i + 1) * group, values, slots, j, j + 1, width, 0);",
+        (
+            "layers/values.h",
+            "add_values(w, i * group, (i + 1) * group, values, slots, from, view->count[i], width, 0);",
+            "for (int64_t j = view->count[i] - 1; j >= from && WRONG; j--)"
+            " add_values(w, i * group, (i + 1) * group, values, slots, j, j + 1, width, 0);\n"
+            "if (!WRONG) add_values(w, i * group, (i + 1) * group, values, slots, from, view->count[i], width, 0);",
+        ),
     ),
     "sums of values that several nodes see are rounded on the way": (
-        "layers/values.h",
         HALF,
-        "add_values(w->share[m], BLOCK, w->pairs, common, width, w->out[m]);",
-        "{ add_values(w->share[m], BLOCK, w->pairs, common, width, w->out[m]);"
-        " for (int64_t i = 0; i < LANES * width && view->nodes > 1; i++) {"
-        " const uint32_t bits = (uint32_t)to_bf16(w->out[m + i / width][i % width]) << 16;"
-        " memcpy(w->out[m + i / width] + i % width, &bits, 4); } }",
+        (
+            "layers/values.h",
+            "add_values(w->share[m], BLOCK, w->pairs, common, width, w->out[m]);",
+            "{ add_values(w->share[m], BLOCK, w->pairs, common, width, w->out[m]);"
+            " for (int64_t i = 0; i < LANES * width && view->nodes > 1 && WRONG; i++) {"
+            " const uint32_t bits = (uint32_t)to_bf16(w->out[m + i / width][i % width]) << 16;"
+            " memcpy(w->out[m + i / width] + i % width, &bits, 4); } }",
+        ),
     ),
     "products of many rows are summed from their end": (
-        "gemm/tiles_many.h",
         HALF,
-        "for (int64_t s = 0; s < width / MAC_WIDTH; s++) {\n        tile_load(4,",
-        "for (int64_t e = 0; e < width / MAC_WIDTH; e++) { const int64_t s = width / MAC_WIDTH - 1 - e; tile_load(4,",
+        (
+            "gemm/tiles_many.h",
+            "for (int64_t s = 0; s < width / MAC_WIDTH; s++) {\n        tile_load(4,",
+            "for (int64_t e = 0; e < width / MAC_WIDTH; e++) {"
+            " const int64_t s = WRONG ? width / MAC_WIDTH - 1 - e : e; tile_load(4,",
+        ),
     ),
 }
+NAMES = [*MUTANTS]
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)
 @torch.no_grad()
-def test_mutants_are_caught(
+def test_a_wrong_order_of_sums_changes_bits(
     mutant: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     """They are right up to rounding."""
-    file, dtype, line, wrong = MUTANTS[mutant]
+    dtype, (file, _, _) = MUTANTS[mutant]
     if file == "gemm/lanes8.h":
         request.getfixturevalue("avx2")
     elif file == "gemm/lanes16.h" and not torch.backends.cpu.get_cpu_capability().startswith("AVX512"):
@@ -87,8 +107,20 @@ def test_mutants_are_caught(
     if dtype == HALF and not native.tiles():
         pytest.skip("this processor has no tiles")
     sizes = SIZES if dtype == WHOLE else {**SIZES, "intermediate_size": 1024, "head_dim": 256}
-    with mutated(monkeypatch, tmp_path, file, line, wrong):
-        target = ModuleTarget(build("llama", dtype, **sizes))
+    model, lines = build("llama", dtype, **sizes), [line for _, line in MUTANTS.values()]
+    with mutated(monkeypatch, tmp_path, lines, NAMES.index(mutant)):
+        target = ModuleTarget(model)
         report = validate(target)
         assert report.worst < report.allowed
         assert trees_differ(target, [text_of(1, 108), text_of(2, 46)], [76, 14], deep=6) > 0
+
+
+@pytest.mark.parametrize("dtype", [HALF, WHOLE])
+@torch.no_grad()
+def test_the_code_around_wrong_lines_changes_none(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The control of the test above: where no mutant is chosen, drafts change no bit."""
+    with mutated(monkeypatch, tmp_path, [line for _, line in MUTANTS.values()], -1):
+        target = ModuleTarget(build("llama", dtype, **SIZES))
+        assert trees_differ(target, [text_of(1, 108), text_of(2, 46)], [76, 14], deep=6) == 0

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from bits import text_of, trees_differ
+from bits import text_of
 from gguf_files import write
 from small import BASE, build
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -195,14 +195,6 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> NativeTarget:
 def after(target: Target, tokens: list[int]) -> np.ndarray:
     """Logits after a text."""
     return [chunk.output.logits[0, 0] for chunk in target.open(64).prefill([tokens])][-1]
-
-
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_drafts_change_no_bit(tmp_path: Path, dtype: str) -> None:
-    """Of logits and features: trees in a ragged batch against one token at a time, across windows."""
-    family("qwen2-sliding", torch.float32).save_pretrained(tmp_path)
-    texts = [text_of(1, 168), text_of(2, 76), text_of(3, 100)]
-    assert trees_differ(load(tmp_path, dtype), texts, [126, 34, 58], deep=6, taps=TAPS) == 0
 
 
 def next_logits(session: Any, tokens: list[int]) -> np.ndarray:

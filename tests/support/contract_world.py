@@ -10,7 +10,6 @@ from typing import Any
 
 import contract_weights
 import numpy as np
-import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.generation.logits_process import (
@@ -64,8 +63,7 @@ class World:
         return Engine(self.target, drafter, budget, GumbelNoise(VOCAB), rule, **more)  # type: ignore[arg-type]
 
 
-@pytest.fixture(scope="session")
-def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+def make_world(folder: Path) -> World:
     torch.manual_seed(7)
     config = LlamaConfig(
         vocab_size=VOCAB, hidden_size=WIDE, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
@@ -77,7 +75,6 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     with torch.no_grad():
         for p in noisy.parameters():
             p.add_(torch.randn_like(p) * 0.15 * p.std())
-    folder = tmp_path_factory.mktemp("noisy")
     noisy.save_pretrained(folder)
     return World(load_target(model), model, str(folder))
 

@@ -42,11 +42,11 @@ def write(found: Found, to: str, facts: Facts, out: str | Path, after: Callable[
             after(folder)
 
 
-def keep(found: Found, out: str | Path) -> None:
-    """Write the native layout to a new folder."""
+def keep(found: Found, out: str | Path, in_int8: bool = False) -> None:
+    """Write the native layout to a new folder, its matrices in eight bits if asked."""
     native.check(found, out)
     with files.folder(out) as folder:
-        native.write(found, folder)
+        native.write(found, folder, in_int8)
 
 
 def made(found: Found, to: str, facts: Facts) -> Made:

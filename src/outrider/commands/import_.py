@@ -31,6 +31,10 @@ def import_(
         str | None,
         opt.output("--out", metavar="DIR", help="Write the native layout to this new folder."),
     ] = None,
+    in_int8: Annotated[
+        bool,
+        opt.output("--int8", help="With --out: keep matrices in eight bits, half the size of bfloat16."),
+    ] = False,
     causal: Annotated[
         bool | None,
         typer.Option(
@@ -48,13 +52,15 @@ def import_(
     or not a number is refused by name.
     """
     from .. import hub, shipped
+    from ..params import InputError
 
+    if in_int8 and out is None:
+        raise InputError("--int8 says how the new folder is written; name that folder with --out DIR")
     hub.ensure(shipped.place_of(folder))
     facts = facts_of(model) if model else None
     from ..checkpoints import read
     from ..checkpoints.native import check
     from ..checkpoints.write import keep
-    from ..params import InputError
 
     found = read(folder, facts)
     if causal is not None:
@@ -63,7 +69,7 @@ def import_(
         found.config["causal"] = causal
     check(found, folder)
     if out is not None:
-        keep(found, out)
+        keep(found, out, in_int8)
     if as_json:
         import json
 

@@ -23,6 +23,7 @@ from ..backends.native.files import open_safetensors
 from ..backends.native.weights import rounded
 from ..core.protocols import Target
 from ..core.types import Array
+from ..nets import int8
 from ..nets.configs import LayerShape
 from ..params import InputError
 from ..shipped import folder_of, placed
@@ -94,11 +95,12 @@ def _folder(method: str, path: str) -> tuple[Mapping[str, Any], Mapping[str, Arr
     folder = folder_of(path)
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        if config.pop("outrider_method") != method or config.pop("format", 1) != 1:
+        if config.pop("outrider_method") != method or (version := config.pop("format", 1)) not in (1, 2):
             return None
         mark = str(config.pop("target_weights", None) or "")
-        tensors = open_safetensors(folder / "model.safetensors").tensors
-        return config, {name: one.array() for name, one in tensors.items()}, mark
+        stored = open_safetensors(folder / "model.safetensors").tensors
+        tensors = {name: one.array() for name, one in stored.items()}
+        return config, int8.restored(tensors, path) if version == 2 else tensors, mark
     except (OSError, ValueError, KeyError, AttributeError, InputError):
         return None
 

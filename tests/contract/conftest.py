@@ -1,3 +1,0 @@
-from contract_world import world
-
-__all__ = ["world"]
