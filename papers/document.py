@@ -31,7 +31,7 @@ class Position:
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes that the states of a batch held at its end, and what the process had taken by then at most."""
+    """Bytes that the states of a batch held at its end, and what the process took at most meanwhile."""
 
     cache: int = 0
     drafter: int = 0

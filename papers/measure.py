@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import product
@@ -21,7 +20,7 @@ from outrider.llm import LLM
 from . import extras, formulas
 from .distribution import REFUSED, Tests
 from .document import Cell, Document, Mean, Memory, extended
-from .memory import held
+from .memory import held, peak
 from .quality import quality
 
 
@@ -72,11 +71,11 @@ def run(study: Study, *, models: Models | None = None, peers: Mapping[str, Peer]
 
 
 def weigh(answer: Answer, rows: int) -> dict[str, int]:
-    """Bytes of the target's and the drafter's states; nothing if a row ended before the others and left them."""
+    """Bytes of the target's and the drafter's states, and what the process took at most since the answer before;
+    nothing if a row ended before the others and left them."""
     if not answer.states or len(answer.states[0].lengths) < rows:
         return {}
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # of the process since its start
-    return {**dict(zip(("cache", "drafter"), map(held, answer.states), strict=True)), "peak": peak}
+    return {**dict(zip(("cache", "drafter"), map(held, answer.states), strict=True)), "peak": peak()}
 
 
 def fill_in(cell: Cell, analysis: Analysis) -> None:

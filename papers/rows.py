@@ -15,6 +15,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from outrider.bench.document import Depth
+
 from . import document as documents
 from .document import Cell, Document, Mean, pooled_bins
 from .figures import ONE, Check, Figure, computed, higher, inverse, open_, true
@@ -178,7 +180,7 @@ class Measured:
         """Acceptance by depth, of the first five, each given that the depth before was accepted."""
         file, row = self.find(name, t, "alpha")
         self.at(file)
-        return [Figure.of(depth.rate) for depth in row.depths[:5]]
+        return [of_depth(depth) for depth in row.depths[:5]]
 
     def same_text(self, t: float, older: str) -> Check:
         """The statement that every text under `coupled` is plain decoding's: of the paper's study, or an older one."""
@@ -228,6 +230,11 @@ class Measured:
             of = inverse(Figure.of(ratio)) if a == "eagle" else Figure.of(ratio)
             return higher(words, of, ONE)
         return higher(words, x, y)
+
+
+def of_depth(depth: Depth) -> Figure:
+    """A rate with its interval over prompts; of its counts, where one batch of prompts gives none."""
+    return Figure.share(depth.accepted, depth.tested) if depth.rate.low is None else Figure.of(depth.rate)
 
 
 COUNTED = ("tau", "alpha", "nodes")  # that a batch does not change

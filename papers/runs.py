@@ -49,7 +49,7 @@ SMOLLM2 = Model(
         "mamba": "mamba:runs/smollm2/mamba/best", "other": "mamba:demo/mamba",
     },
     Study(
-        "smollm2", temperatures=(0.0, 1.0), tokens=128, limit=30, batch_sizes=(10,), data=EVAL, peers=(), explain=False,
+        "smollm2", temperatures=(0.0, 1.0), tokens=128, limit=30, batch_sizes=(5,), data=EVAL, peers=(), explain=False,
         tasks=("mt-bench", "humaneval", "gsm8k", "alpaca", "cnn-dm@600", "natural-questions"),
     ),
     {name: f"{TRAIN} {method}" for name, method in (
@@ -66,7 +66,7 @@ DEMO = Model(
         "llama": "model:demo/llama",
         "mamba": "mamba:demo/mamba",
     },
-    Study("demo", temperatures=(0.0, 1.0), tokens=64, limit=13, batch_sizes=(13,), peers=(), explain=False),
+    Study("demo", temperatures=(0.0, 1.0), tokens=64, limit=13, batch_sizes=(3,), peers=(), explain=False),
     {},
 )
 MODELS = {"SmolLM2": SMOLLM2, "demo": DEMO}

@@ -18,6 +18,8 @@ def by_kind(m: Measured, name: str, t: float, of: str) -> Check:
     for cell in m.cells(name, t, of):
         if (found := getattr(cell, of)) is not None:
             kinds[cell.task.removeprefix("demo/") in CODE].append(Figure.of(found))
+    if any(not f.told for found in kinds.values() for f in found):
+        raise Missing(f"{of} of {name} by task at T = {t:g} has no intervals: one batch of prompts each")
     if not all(kinds.values()):
         raise Missing(f"{of} of {name} by task at T = {t:g} is not stored")
     words = f"{of} of {name} at T = {t:g}, mean of code over that of the other tasks"
