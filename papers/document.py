@@ -63,7 +63,7 @@ class Quality:
 
 @dataclass(frozen=True)
 class Reliability:
-    """Acceptance by confidence; see `outrider.budgets.calibration`."""
+    """Acceptance by confidence; see `outrider.drafters._calibrated`."""
 
     ece: float
     pairs: int

@@ -10,8 +10,8 @@ from outrider.bench.methods import budget_of
 from outrider.bench.peers.outrider import Ours
 from outrider.bench.runner import Group, Runner
 from outrider.bench.types import PLAIN
-from outrider.budgets.calibration import families
 from outrider.core.protocols import Round
+from outrider.drafters._calibrated import families
 from outrider.engine import Batch, Request, Row
 from outrider.params import Sampling
 

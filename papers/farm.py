@@ -139,7 +139,7 @@ class Server:
         draft, rest = self.machine.round(len(self.live), context, depth)
         right = [min(asked.text.accepts[at - 1], depth) for asked, at in zip(self.live, self.at, strict=True)]
         hits = [sum(r > d for r in right) for d in range(depth)]
-        self.budget.learn(Report(len(self.live), depth, depth + 1, draft, rest, 0.0, hits, depth))
+        self.budget.learn(Report(len(self.live), depth, depth + 1, draft, rest, 0.0, hits))
         self.rounds, self.depths = self.rounds + 1, self.depths + depth
         now += draft + rest
         self.owed = max(0.0, self.owed - draft - rest)

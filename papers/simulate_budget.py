@@ -40,11 +40,11 @@ import numpy as np
 
 from outrider.budgets.adaptive import AdaptiveBudget
 from outrider.budgets.budgeter import Budgeter, FixedBudget, Report
-from outrider.budgets.calibration import Rates
 from outrider.core.noise import GumbelNoise
 from outrider.core.protocols import Drafter, Drafting, Round, TargetOutput
 from outrider.core.tree import best_of, from_lists, priced, root_only
 from outrider.core.types import Array, Budget, DraftTree, HostRow, Rows
+from outrider.drafters._calibrated import Rates
 from outrider.drafters._mix import MixDrafter
 from outrider.params import Sampling
 
@@ -388,7 +388,7 @@ def play_round(world: World, drafting: Drafting, budget: Budgeter, view: Rows) -
     counts = [len(path) - 1 for path, left in zip(paths, view.remaining, strict=True) if left > 1]
     report = Report(
         b, asked, tree.nodes, draft, world.clock.spend(verify), world.clock.spend(rest),
-        [sum(n >= d for n in counts) for d in range(1, asked + 1)], min(asked, tree.deepest),
+        [sum(n >= d for n in counts) for d in range(1, asked + 1)],
         math.fsum(math.exp(value) for _, _, logs in tree.host for value in logs[1:]), len(counts), total,
     )  # fmt: skip
     budget.learn(report)
@@ -514,8 +514,6 @@ def changed(settings: Sequence[str]) -> None:
 
 
 ABLATIONS = {  # constant: what it is replaced by. Infinite: without it
-    "budgets.curve.TILE": 1 << 20,
-    "budgets.curve.RISE": 0.4,
     "budgets.curve.MEMORY": 1,
     "budgets.curve.OUTLIER": 1e9,
     "budgets.acceptance.DECAY": 0.9,
@@ -530,11 +528,10 @@ ABLATIONS = {  # constant: what it is replaced by. Infinite: without it
     "budgets.adaptive.EMPTY": 10**9,
     "budgets.adaptive.LATE": 10**9,
     "budgets.adaptive.STALE": 64,
-    "budgets.adaptive.DISTURBED": 1e9,
-    "drafters._asking.PRIOR": 0.1,
-    "drafters._asking.FIRST": 0.0,
-    "drafters._asking.DOUBT": 0.0,
-    "drafters._asking.RECENT": 1.0,
+    "drafters._gate.PRIOR": 0.1,
+    "drafters._gate.FIRST": 0.0,
+    "drafters._gate.DOUBT": 0.0,
+    "drafters._gate.RECENT": 1.0,
 }
 
 

@@ -32,7 +32,7 @@ ROOMS: dict[str, tuple[str, str]] = {
     ),
     "backends/choose": ("params hub names core backends/native backends/torch", "which backend serves a model"),
     "nets": ("params schema core backends", "the small networks that drafters are made of"),
-    "budgets": ("params machine kept core", "how much to draft in each round"),
+    "budgets": ("params machine kept schema core", "how much to draft in each round"),
     "testing": ("params core", "an exact table target, for tests of a drafter"),
     "checkpoints": (
         "params files hub shipped plugins schema names core backends nets",

@@ -32,11 +32,11 @@ OPTIONS = {
 }
 COMPILED = re.compile(r"native import library|native\.library")  # in a test file that runs the compiled code
 # Tests of how the library is built and found, and of wrong code, where each test compiles another library.
-OTHERS = "test_abi", "test_library", "test_library_store", "test_native_team", "test_compiled_mutants"
+OTHERS = "test_abi", "test_library", "test_library_store", "test_thread_pool_contention", "test_compiled_mutants"
 DRAFTERS = "tests/native/test_every_drafter.py"
 CONTRACTS = tuple(f"tests/contract/test_{name}.py" for name in ("broken_trees", "extreme_sampling", "targets"))
 THREADS = "tests/native/test_pool.py", f"{DRAFTERS}::test_the_demos_drafters", f"{DRAFTERS}::test_two_callers_at_once"
-TILES = "tests/native/test_target.py", "tests/native/test_blocks.py"  # passes over every kind of weights
+TILES = "tests/native/test_target.py", "tests/native/test_blocks.py", "tests/native/test_integer_weights.py"
 
 
 def main() -> int:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = ["LLM", "InputError", "Output", "Sampling", "Usage", "__version__", "custom_generate", "load"]
 
-# Imported when first asked for (PEP 562): torch and transformers take seconds, and `outrider --help` needs neither.
+# Imported on first access (PEP 562): torch and transformers take seconds, and `outrider --help` needs neither.
 _HOMES = {
     "LLM": "llm", "Output": "engine.request", "load": "llm", "custom_generate": "integrations.transformers",
     "InputError": "params", "Sampling": "params", "Usage": "core.types",

@@ -45,7 +45,7 @@ GROUPS = {
     "Make drafters": {
         "train": "Train a drafter for a target of your own, on text of your own.",
         "data": "Build training data, also by letting the target write the answers.",
-        "tune-tree": "Grow the draft tree that a trained drafter's measured accuracies ask for.",
+        "tune-tree": "Grow the draft tree that suits a trained drafter's measured accuracies.",
         "import": "Say what a trained drafter's folder holds, whatever its layout; write the native one.",
         "export": "Write a drafter as SafeAILab's code, speculators, vLLM or SGLang load it.",
     },
@@ -183,7 +183,7 @@ def listening() -> Iterator[list[int]]:
 
 
 def quieten() -> None:
-    """No chatter of transformers' unless the user's environment asks for it; downloads show progress on a terminal."""
+    """No log messages of transformers unless the environment enables them; downloads show progress on a terminal."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     if not sys.stderr.isatty():
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
@@ -207,7 +207,7 @@ def explain(error: BaseException) -> tuple[int, str]:
     if isinstance(error, OSError) and error.errno in UNUSABLE and error.strerror:
         return 2, f"{error.filename or 'a file'} cannot be used: {error.strerror.lower()}"
     if os.strerror(errno.ENOSPC) in str(error):  # as torch and safetensors say it
-        return 2, "the disk is full; make room, and run the same command again"
+        return 2, "the disk is full; free space, and run the same command again"
     if isinstance(error, ImportError) and (sentence := missing(error)):
         return 2, sentence
     if out_of_memory(error):

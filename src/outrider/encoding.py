@@ -1,4 +1,4 @@
-"""A caller's prompts as token ids: text, ids (lists, tensors, arrays) or chat messages; all else is refused by name."""
+"""Prompts as token ids: text, ids (lists, tensors, arrays) or chat messages; anything else is an InputError."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def encode(prompt: Any, tokenizer: Any, name: str) -> list[int]:
     if any(isinstance(part, Mapping) for part in prompt):
         return _chat(list(prompt), tokenizer, name)
     if not all(isinstance(part, Integral) for part in prompt):
-        raise InputError("a prompt of token ids holds whole numbers alone; for several prompts give a list of prompts")
+        raise InputError("a prompt of token ids holds integers alone; for several prompts give a list of prompts")
     return [int(token) for token in prompt]
 
 

@@ -1,7 +1,7 @@
 """Atomic writes: a file or folder appears under its name when it is complete, or not at all.
 
 Both are written beside their place first, synced to the disk, and then renamed; `replace` and `filling` do so for the
-whole project, and raise what the system raises. The other functions refuse in one sentence what cannot be written.
+package, and raise OSError. The other functions raise an InputError where something cannot be written.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def write(path: str | Path, content: str | Callable[[Path], object]) -> Path:
         content: UTF-8 text, or a function that writes the file that it is given.
 
     Raises:
-        InputError: the disk is full or the place cannot be written. The file that was there is then still whole.
+        InputError: the disk is full or the place cannot be written. The old file is then still complete.
     """
     path = Path(path)
     try:
@@ -62,7 +62,7 @@ def replace(path: Path, content: Callable[[Path], object]) -> None:
 
 
 def append(path: str | Path, line: str) -> None:
-    """Append a line to a file, whole or not at all; a file without a line is not left behind.
+    """Append a line to a file, atomically; a file without a line is not left behind.
 
     Args:
         path: the file, which may be there or not; its folder must exist.
@@ -223,7 +223,7 @@ def clearing(folder: str | Path, *results: str) -> Iterator[None]:
 
 def _refused(path: str | Path, error: Exception) -> InputError:
     reason = getattr(error, "strerror", None) or (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
-    return InputError(f"{path} cannot be written ({reason.rstrip('.')}); make room, or name another place")
+    return InputError(f"{path} cannot be written ({reason.rstrip('.')}); free space, or name another place")
 
 
 def _sync(file: Path) -> None:

@@ -1,4 +1,4 @@
-"""Is the model hub within reach? Found out in seconds, before its client retries for half a minute."""
+"""Can the model hub be reached? Checked within seconds, before its client retries for half a minute."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def is_id(name: str) -> bool:
 
 
 def offline() -> bool:
-    """Has the user said that the hub is not to be asked (HF_HUB_OFFLINE=1)?"""
+    """Has the user turned the hub off (HF_HUB_OFFLINE=1)?"""
     return os.environ.get("HF_HUB_OFFLINE", "0").lower() not in ("", "0", "false", "no", "off")
 
 
@@ -84,8 +84,8 @@ def cached(name: str) -> bool:
 
 
 def known(name: str) -> bool:
-    """Does the hub, which is within reach, have a repository of this name? True also where it does not answer that:
-    whoever loads it then says why."""
+    """Does the hub, which can be reached, have a repository of this name? True also without an answer: loading it then
+    reports why."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 
@@ -106,16 +106,16 @@ def reachable(url: str) -> bool:
     proxies = [os.environ.get(n) for n in (f"{parts.scheme}_proxy", f"{parts.scheme.upper()}_PROXY", "ALL_PROXY")]
     parts = urlsplit(next(filter(None, proxies), url))
     port = parts.port or (80 if parts.scheme == "http" else 443)
-    found: list[bool] = []
+    connected: list[bool] = []
 
     def connect() -> None:
         try:
             socket.create_connection((parts.hostname or "", port), timeout=PATIENCE).close()
-            found.append(True)
+            connected.append(True)
         except OSError:
             pass
 
     trial = Thread(target=connect, daemon=True)  # looking up a name has no time limit of its own
     trial.start()
     trial.join(PATIENCE)
-    return bool(found)
+    return bool(connected)

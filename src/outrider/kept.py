@@ -1,4 +1,4 @@
-"""Kept between runs: files in the user's cache directory, which appear complete or not at all.
+"""Files in the user's cache directory, written atomically.
 
 What runs as code, or becomes a model's weights, is taken from there only where nobody else could have put it
 (`exposed`). Records are JSON, whose numbers are checked by those who read them.
@@ -30,12 +30,12 @@ def root() -> Path:
 
 
 def folder(name: str) -> Path:
-    """The folder of this name in the cache directory; it may not be there yet."""
+    """The folder of this name in the cache directory; it may not exist yet."""
     return root() / name
 
 
 def make(folder: Path) -> Path:
-    """The folder, made where it is missing, with those above it: others cannot write what is made, whatever the umask.
+    """The folder, made where it is missing, with those above it: others cannot write to it, whatever the umask.
 
     Raises:
         OSError: it cannot be made.
@@ -72,13 +72,13 @@ def replace(file: Path, content: Callable[[Path], object]) -> None:
 
 
 def protect(place: Path) -> None:
-    """Let nobody else write this file or folder, whatever the umask."""
+    """Make this file or folder writable by its owner alone, whatever the umask."""
     place.chmod(stat.S_IMODE(place.stat().st_mode) & ~OTHERS)
 
 
 @contextmanager
 def keeping() -> Iterator[None]:
-    """A block that writes what the next start needs; one that fails is no error, but makes every start slow."""
+    """A block that writes to the cache; an OSError is reported once, since it only makes every start slow."""
     try:
         yield
     except OSError as error:

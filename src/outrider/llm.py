@@ -15,7 +15,6 @@ from .budgets.adaptive import AdaptiveBudget
 from .budgets.bandit import BanditBudget
 from .budgets.budgeter import Budgeter
 from .budgets.memory import Memory, file_of
-from .budgets.shapes import part_of
 from .core.noise import GumbelNoise
 from .core.protocols import Drafter, Target
 from .core.text import Detokenizer, detokenizer, text_of
@@ -24,7 +23,7 @@ from .encoding import Prompt
 from .engine import Engine, generate
 from .engine.request import Chunk, Output, Request, Row, check_prompt, spread_seeds
 from .engine.stopping import Stop
-from .params import InputError, Rule, Sampling, check_rule, whole
+from .params import InputError, Rule, Sampling, check_rule, integer
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +33,7 @@ OPTIONS = ("max_new_tokens", "n", "seed", "batch_size", "rule", "budget", "stop"
 class Stream(Iterator[str]):
     """A text as it comes, never half a character, never the start of a stop string; from `LLM.stream`.
 
-    Iterate over it for text, or over `chunks()` to tell drafted text from the target's own.
+    Iterate over it for text, or over `chunks()`, which keep drafted text and the target's own apart.
     """
 
     def __init__(self, llm: LLM, engine: Engine, request: Request, stop: Stop):
@@ -72,10 +71,9 @@ class LLM:
 
     `target.model` is the stock transformers model and `tokenizer` its own (None without one): nobody is locked in.
 
-    Threads may share it: they take turns, a round each, and every text is the one that a single thread would have
-    written. Nothing is held between rounds, so several streams may also be read by turns in one thread, and each in
-    whatever thread asks for its next piece. The model's own `forward` and `generate` take no turns: while they run in
-    one thread, let no other one decode here.
+    Thread-safe: rounds of different threads alternate, and every text is the one that a single thread would have
+    written. No lock is held between rounds, so one thread may also iterate over several streams alternately. The
+    model's own `forward` and `generate` do not take the lock: while they run, no thread may decode here.
     """
 
     target: Target
@@ -85,7 +83,7 @@ class LLM:
     drafter_name: str = ""
     eos: frozenset[int] = frozenset()  # every token that ends a text
     budget: Budgeter | str = "auto"  # where a call names none
-    budgets: dict[tuple[Rule, str], Budgeter] = field(default_factory=dict)  # by spelling: what was learnt stays
+    budgets: dict[tuple[Rule, str], Budgeter] = field(default_factory=dict)  # by spelling: what was learned stays
     gumbel: GumbelNoise | None = None
     kept_as: str = ""  # the model's name among what is kept between runs; "": nothing is
     memories: list[Memory] = field(default_factory=list)
@@ -106,7 +104,7 @@ class LLM:
         stop: str | Sequence[str] = (),
         ignore_eos: bool = False,
         sampling: Sampling | None = None,
-        **law: Any,
+        **fields: Any,
     ) -> list[Output]:
         """Texts for one prompt or many, in the order of the prompts, `n` for each.
 
@@ -117,12 +115,12 @@ class LLM:
             seed: one int for every prompt, a list with one int per prompt, or None (a fresh one for each). Seeds act
                 modulo 2^64.
             batch_size: texts decoded at a time. The texts do not depend on it.
-            rule: coupled, rejection, block, or typical (which changes the law of the text).
+            rule: coupled, rejection, block, or typical (which changes the distribution).
             budget: how much to draft: auto, 16x6, 3,2,1, ... (`outrider.budgets.parse`), or a budget object. Default:
                 the one given to `load`.
             stop: end a text before any of these strings.
-            ignore_eos: go on after the model's end of text.
-            sampling: the law as a `Sampling`; or its fields one by one, as in `temperature=0.7, top_p=0.9`.
+            ignore_eos: continue after the model's end of text.
+            sampling: a `Sampling`; or its fields one by one, as in `temperature=0.7, top_p=0.9`.
 
         Returns:
             An `Output` for each text: the first prompt's `n`, then the second's, and so on.
@@ -130,11 +128,11 @@ class LLM:
         Raises:
             InputError: an argument that is unknown or makes no sense, before anything is computed.
         """
-        count = whole("batch_size", batch_size)
+        count = integer("batch_size", batch_size)
         engine = self.engine(rule, budget)
         requests, stops = self.requests(
             prompts, max_new_tokens=max_new_tokens, n=n, seed=seed, stop=stop, ignore_eos=ignore_eos,
-            sampling=sampling, **law,
+            sampling=sampling, **fields,
         )  # fmt: skip
         rows = {piece.row.index: piece.row for piece in generate(engine, requests, count)}
         self.remember()
@@ -151,12 +149,18 @@ class LLM:
         stop: str | Sequence[str] = (),
         ignore_eos: bool = False,
         sampling: Sampling | None = None,
-        **law: Any,
+        **fields: Any,
     ) -> Stream:
         """The text of one prompt as it comes, a `Stream` of strings; arguments and errors are those of `generate`."""
         engine = self.engine(rule, budget)
         requests, stops = self.requests(
-            prompt, max_new_tokens=max_new_tokens, seed=seed, stop=stop, ignore_eos=ignore_eos, sampling=sampling, **law
+            prompt,
+            max_new_tokens=max_new_tokens,
+            seed=seed,
+            stop=stop,
+            ignore_eos=ignore_eos,
+            sampling=sampling,
+            **fields,
         )
         if len(requests) > 1:
             raise InputError(f"a stream is for one prompt, not {len(requests)}; use generate for several")
@@ -172,18 +176,18 @@ class LLM:
         stop: str | Sequence[str] = (),
         ignore_eos: bool = False,
         sampling: Sampling | None = None,
-        **law: Any,
+        **fields: Any,
     ) -> tuple[list[Request], Stop]:
         """The engine's requests for these prompts, `n` in a row for each, and how their texts end.
 
         For those who drive batches themselves; arguments and errors are those of `generate`.
         """
-        if sampling is not None and law:
-            raise InputError(f"give sampling or {', '.join(law)}, not both")
-        made = Sampling.of(law, OPTIONS) if sampling is None else sampling
+        if sampling is not None and fields:
+            raise InputError(f"give sampling or {', '.join(fields)}, not both")
+        made = Sampling.of(fields, OPTIONS) if sampling is None else sampling
         texts = self.prompts(prompts)
         seeds = spread_seeds(seed, len(texts), n)
-        stops = self._stop(whole("max_new_tokens", max_new_tokens), stop, ignore_eos)
+        stops = self._stop(integer("max_new_tokens", max_new_tokens), stop, ignore_eos)
         pairs = [(text, s) for text, own in zip(texts, seeds, strict=True) for s in own]
         requests = [Request(text, s, max_new_tokens, made, stops.cutting(text)) for text, s in pairs]
         for request in requests:
@@ -191,7 +195,7 @@ class LLM:
         return requests, stops
 
     def engine(self, rule: Rule = "coupled", budget: Budgeter | str | None = None) -> Engine:
-        """The engine that serves this model under a rule; a budget that is spelled remembers what it learnt.
+        """The engine that serves this model under a rule; a budget that is spelled remembers what it learned.
 
         Raises InputError for a rule or budget that there is not, or that does not go with the drafter.
         """
@@ -209,7 +213,7 @@ class LLM:
         return Engine.of(self.target, self.drafter, chosen, rule, self.gumbel)
 
     def _begin(self, key: tuple[Rule, str]) -> Budgeter:
-        """A fresh budget; the automatic one goes on from what was learnt in earlier runs."""
+        """A fresh budget; the adaptive one begins with what was learned in earlier runs."""
         made = self.budgets[key] = parse(key[1])
         if self.kept_as and isinstance(made, AdaptiveBudget):
             target = self.target
@@ -220,8 +224,8 @@ class LLM:
         return made
 
     def remember(self) -> None:
-        """Keep what the automatic budget has learnt for later runs, in the user's cache directory."""
-        with self.target.turn():  # what is being learnt must not change while it is written
+        """Keep what the automatic budget has learned for later runs, in the user's cache directory."""
+        with self.target.turn():  # what is being learned must not change while it is written
             for memory in self.memories:
                 memory.keep()
 
@@ -292,13 +296,14 @@ def load(
             trained one that ships for the model, else prompt lookup (the adaptive budget turns it off where it does
             not pay).
         budget: how much to draft where a call does not say: auto, 16x6, 3,2,1, ... (`outrider.budgets.parse`).
-        dtype: auto (the checkpoint's; float32 on CPUs without 16-bit products), float64, float32, bfloat16 or float16.
+        dtype: auto (the checkpoint's; float32 on CPUs without bfloat16 instructions), float64, float32, bfloat16 or
+            float16.
         device: auto, cpu, cuda, ...
         exact: bits: refuse a target whose logits with drafts are not bit for bit those without (docs/exactness.md);
             native passes promise that, others up to rounding. rounding and auto: either.
         weights: full: as the checkpoint has them; native: the quants of a .gguf file's blocks, multiplied by
             activations that are rounded to int8; int8: the same with weights rounded to int8. The last two are for
-            CPUs and models of native passes, and are other targets than the full one.
+            CPUs and models of native passes, and change the target's distribution a little.
         trust_remote_code: run code that comes with the model.
         compile: False: run the model's own forward, where native passes would serve it.
         choose: do not mix several drafters: the budget names one of them each round (a bandit over drafters and
@@ -337,4 +342,4 @@ def load(
 
 def chooses(budget: Any) -> bool:
     """Does this budget choose among drafters?"""
-    return isinstance(budget, BanditBudget) and any(map(part_of, budget.arms))
+    return isinstance(budget, BanditBudget) and any(part for part, _ in budget.arms)

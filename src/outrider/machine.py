@@ -1,4 +1,4 @@
-"""The machine: its processor, its threads, the names of its devices. torch is asked only where it is in use already."""
+"""The machine: its processor, its threads, the names of its devices. Never imports torch for these."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 
 CORES = Path("/sys/devices/system/cpu")
-_asked: list[int] = []  # what `use_threads` was given
+_chosen: list[int] = []  # by `use_threads`
 
 
 def threads() -> int:
@@ -18,12 +18,12 @@ def threads() -> int:
     torch = sys.modules.get("torch")
     if torch is not None and hasattr(torch, "get_num_threads"):
         return int(torch.get_num_threads())
-    return _asked[-1] if _asked else _usual()
+    return _chosen[-1] if _chosen else _usual()
 
 
 def use_threads(count: int) -> None:
     """Use so many from now on."""
-    _asked[:] = [count]
+    _chosen[:] = [count]
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.set_num_threads(count)
@@ -58,7 +58,7 @@ def device(name: str) -> str:
 
 
 def processor() -> str:
-    """The processor's name and abilities, which tell apart what was measured or proved on it."""
+    """The processor's name and abilities, by which measurements and proofs are kept."""
     about = Path("/proc/cpuinfo")
     lines = about.read_text(encoding="utf-8").splitlines() if about.is_file() else []
     facts = {

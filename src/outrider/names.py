@@ -34,7 +34,7 @@ BEST = {
 
 @dataclass(frozen=True)
 class Place:
-    """A model that was named: what to call it, and where transformers finds it."""
+    """A named model: what to call it, and where its files are."""
 
     name: str  # as the user called it; `about` says more
     where: str  # a folder or a hub id
@@ -90,7 +90,7 @@ def is_model(word: str) -> bool:
 
 
 def check_folder(folder: Path) -> None:
-    """Refuse what is there and is not the folder of a model."""
+    """Refuse an existing path that is not the folder of a model."""
     if folder.is_file():
         raise InputError(f"{folder} is not a model; name a folder, a {GGUF} file or a hub id")
     if folder.is_dir() and not (folder / "config.json").is_file():
@@ -111,7 +111,7 @@ def check_native(place: Place) -> None:
 
 
 def _check_id(name: str) -> None:
-    """Refuse what is no folder here and cannot be a hub id, such as a mistyped path."""
+    """Refuse what is neither a folder nor a valid hub id, such as a mistyped path."""
     if name.startswith(".") or ("/" in name and not is_id(name)):
         raise InputError(f"there is no folder {name}; check the path, or give a hub id such as org/model")
     if not is_id(name):

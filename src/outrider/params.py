@@ -60,7 +60,7 @@ NOT_FINITE = (
 
 
 class Interrupted(Exception):
-    """Ctrl-C where something was kept: what it is and how to go on, without a full stop. The command line exits 130."""
+    """Ctrl-C where something was kept: what, and how to continue, without a full stop. The command line exits 130."""
 
 
 def _is(value: Any, kind: type) -> bool:
@@ -86,7 +86,7 @@ def _biases(given: Any) -> dict[int, float]:
     return {int(token): _between("logit_bias", bias, -LARGEST, LARGEST) for token, bias in given.items()}
 
 
-def whole(name: str, value: Any, least: int | None = 1, most: int | None = None) -> int:
+def integer(name: str, value: Any, least: int | None = 1, most: int | None = None) -> int:
     """`value` as an int; raises InputError, which calls it `name`, if it is none, less than `least` or above `most`."""
     if not _is(value, Integral):
         raise InputError(f"{name} must be a whole number, not {shown(value)}")

@@ -1,4 +1,4 @@
-"""Parts that are asked for by name: files of this package, and modules of other packages.
+"""Parts by name: files of this package, and modules of other packages.
 
     kind         our files                    group of entry points      a module has
     drafters     drafters/NAME.py             outrider.drafters          load, and NETWORK if it has weights
@@ -6,9 +6,9 @@
     peers        bench/peers/NAME.py          outrider.bench.peers       load
 
 The file's name is the part's name (`draft_lm.py` is `draft-lm`); an entry point's name is that of its module. A file of
-ours goes before an entry point of the same name, and of several entry points the first. Entry points are read from the
-metadata that is written when a package is installed, so an editable install must be installed again after its entry
-points were changed. They are read once in a process, for each `sys.path`: the next one finds what is installed later.
+ours takes precedence over an entry point of the same name, and of several entry points the first. Entry points are read
+from the metadata that is written when a package is installed, so an editable install must be installed again after its
+entry points were changed. They are read once in a process, for each `sys.path`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .params import InputError
 
 Kind = Literal["drafters", "objectives", "peers"]
 
-ROOMS: dict[Kind, str] = {"drafters": "drafters", "objectives": "training.objectives", "peers": "bench.peers"}
+FOLDERS: dict[Kind, str] = {"drafters": "drafters", "objectives": "training.objectives", "peers": "bench.peers"}
 GROUPS: dict[Kind, str] = {
     "drafters": "outrider.drafters",
     "objectives": "outrider.objectives",
@@ -49,21 +49,21 @@ def parts(spec: str) -> list[str]:
     Raises:
         InputError: one of them is empty.
     """
-    found = [part.strip() for part in spec.split(MIX)]
-    if not all(found):
+    specs = [part.strip() for part in spec.split(MIX)]
+    if not all(specs):
         raise InputError(f"{spec!r} names no drafter beside a +; write a mix as in 'lookup + model:DIR'")
-    return found
+    return specs
 
 
 def lacking(drafter: str) -> str:
-    """The sentence for a drafter that there is not."""
+    """The sentence for an unknown drafter."""
     if "+" in drafter:
         return f"there is no drafter {drafter!r}; a mix has spaces around its +, as in 'lookup + model:DIR'"
     return f"there is no drafter {drafter!r}; choose one of {', '.join(names('drafters'))}, as in lookup or model:DIR"
 
 
 def unnamed(drafter: str) -> str:
-    """The sentence for a drafter that is asked for without its weights."""
+    """The sentence for a drafter that is named without its weights."""
     return f"{drafter} needs trained weights; name their folder, as in {drafter}:DIR or {drafter}:demo"
 
 
@@ -74,15 +74,15 @@ def module(kind: Kind, name: str) -> Any:
         InputError: there is no such part, or another package's module cannot be imported or lacks what it must have.
     """
     if name in _files(kind):
-        return importlib.import_module(f"outrider.{ROOMS[kind]}.{name.replace('-', '_')}")
+        return importlib.import_module(f"outrider.{FOLDERS[kind]}.{name.replace('-', '_')}")
     entry = _entry(kind, name)
     try:
-        found: Any = entry.load()
+        loaded: Any = entry.load()
     except (ImportError, AttributeError) as error:
         raise InputError(f"{name} of the entry points {GROUPS[kind]} cannot be imported ({error})") from None
-    if lacking := [need for need in NEEDS[kind] if not hasattr(found, need)]:
+    if lacking := [need for need in NEEDS[kind] if not hasattr(loaded, need)]:
         raise InputError(f"{entry.value}, an entry point of {GROUPS[kind]}, lacks {', '.join(lacking)}")
-    return found
+    return loaded
 
 
 def ours(kind: Kind) -> list[str]:
@@ -129,8 +129,8 @@ def _source(kind: Kind, name: str) -> ast.Module:
 
 
 def _files(kind: Kind) -> dict[str, Path]:
-    room = Path(__file__).parent.joinpath(*ROOMS[kind].split("."))
-    return {file.stem.replace("_", "-"): file for file in room.glob("[!_]*.py")}
+    folder = Path(__file__).parent.joinpath(*FOLDERS[kind].split("."))
+    return {file.stem.replace("_", "-"): file for file in folder.glob("[!_]*.py")}
 
 
 def _entries(kind: Kind) -> dict[str, EntryPoint]:
@@ -139,10 +139,10 @@ def _entries(kind: Kind) -> dict[str, EntryPoint]:
 
 @cache  # it reads a file of every package that is installed
 def _read(kind: Kind, path: tuple[str, ...]) -> dict[str, EntryPoint]:
-    found: dict[str, EntryPoint] = {}
+    entries: dict[str, EntryPoint] = {}
     for entry in entry_points(group=GROUPS[kind]):
-        found.setdefault(entry.name, entry)
-    return found
+        entries.setdefault(entry.name, entry)
+    return entries
 
 
 def _entry(kind: Kind, name: str) -> EntryPoint:

@@ -2,7 +2,7 @@
 
 A row is a text, or an object with `prompt` (a text or messages), `messages`, `turns` or `text`. Lines end at newlines
 alone (a U+2028 within a text ends none), a byte order mark is skipped, blank lines are left out, and whatever is wrong
-is said with its line's number. `-` is the standard input.
+is reported with its line's number. `-` is the standard input.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ KINDS = '{"prompt": text}, {"messages": [...]}, {"turns": [...]} or {"text": tex
 
 def read(path: str | Path, limit: int | None = None) -> list[str | Messages]:
     """The prompts of a file (or of the standard input, `-`), the first `limit` of them. All lines are checked."""
-    found = [prompt(where, value) for where, value in rows(path)]
-    if not found:
+    prompts = [prompt(where, value) for where, value in rows(path)]
+    if not prompts:
         raise InputError(f"{_name(path)} has no prompts")
     if limit is not None and limit < 1:
         raise InputError(f"--limit must be at least 1, not {limit}")
-    return found[:limit]
+    return prompts[:limit]
 
 
 def rows(path: str | Path, what: str = "prompts file") -> Iterator[tuple[str, Any]]:
@@ -67,11 +67,11 @@ def parse(origin: str, lines: Iterable[bytes]) -> Iterator[tuple[str, Any]]:
 
 
 def prompt(where: str, value: Any) -> str | Messages:
-    """A row as a prompt: text to go on from, or messages for the model's chat template.
+    """A row as a prompt: text to continue, or messages for the model's chat template.
 
-    Of several `turns`, a conversation whose answers are still to be written, the first is asked.
+    Of several `turns`, a conversation whose answers are still to be written, the first is taken.
     """
-    found = value
+    text = value
     if isinstance(value, dict):
         if "messages" in value:
             return messages(where, value["messages"])
@@ -80,12 +80,12 @@ def prompt(where: str, value: Any) -> str | Messages:
             if not isinstance(turns, list) or not turns or not all(isinstance(t, str) and t.strip() for t in turns):
                 raise InputError(f'{where}: "turns" must be a list of texts, none of them empty')
             return messages(where, [{"role": "user", "content": turns[0]}])
-        found = value.get("prompt", value.get("text"))
-        if isinstance(found, list):
-            return messages(where, found)
-    if not isinstance(found, str) or not found:
+        text = value.get("prompt", value.get("text"))
+        if isinstance(text, list):
+            return messages(where, text)
+    if not isinstance(text, str) or not text:
         raise InputError(f"{where}: give a text, {KINDS}")
-    return found
+    return text
 
 
 def messages(where: str, given: Any) -> Messages:

@@ -30,8 +30,8 @@ RANGES = {  # of those that mean the same in every config: modules are built by 
 
 def to_dict(config: Any) -> dict[str, Any]:
     """A config as JSON has it: dataclasses as objects, tuples as lists."""
-    found: dict[str, Any] = json.loads(json.dumps(asdict(config)))
-    return found
+    plain: dict[str, Any] = json.loads(json.dumps(asdict(config)))
+    return plain
 
 
 def from_dict(kind: type[Config], given: Mapping[str, Any]) -> Config:
@@ -46,7 +46,7 @@ def from_dict(kind: type[Config], given: Mapping[str, Any]) -> Config:
 
 
 def typed(name: str, hint: Any, value: Any) -> Any:
-    """A value from JSON as its field has it. Lists become tuples; what a hint leaves open is only bounded."""
+    """A value from JSON in its field's type. Where that is open, lists become tuples and numbers are only bounded."""
     if get_origin(hint) in (Union, UnionType):
         options = [option for option in get_args(hint) if option is not NoneType]
         if value is None and len(options) < len(get_args(hint)):
@@ -57,9 +57,12 @@ def typed(name: str, hint: Any, value: Any) -> Any:
     origin, inner = get_origin(hint) or hint, get_args(hint)
     if origin is tuple and len(inner) == 2 and inner[1] is Ellipsis:
         return tuple(typed(name, inner[0], x) for x in _is(name, value, list | tuple, "a list"))
+    if origin is list and inner:
+        return [typed(name, inner[0], x) for x in _is(name, value, list, "a list")]
     if origin in (dict, Mapping):
-        of = inner[1] if inner else Any
-        return {str(key): typed(str(key), of, x) for key, x in _is(name, value, Mapping, "an object").items()}
+        key, of = inner or (str, Any)
+        pairs = _is(name, value, Mapping, "an object").items()
+        return {(int(x) if key is int else str(x)): typed(str(x), of, y) for x, y in pairs}
     if hint in (bool, str):
         return _is(name, value, hint, "true or false" if hint is bool else "a string")
     if hint in (int, float):

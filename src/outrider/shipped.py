@@ -1,4 +1,4 @@
-"""What ships with the package beside a model is named below it: `demo/target`, `demo/hass`, `smollm2/eagle3`."""
+"""The models and drafters that ship with the package, by name: `demo/target`, `demo/hass`, `smollm2/eagle3`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ DEMO, SMOLLM2 = "demo", "smollm2"
 
 
 def is_shipped(name: str) -> bool:
-    """Is this such a name? A folder that is called like one goes before it."""
+    """Is this such a name? A folder of that name takes precedence."""
     model, slash, _ = name.partition("/")
     return bool(slash) and model in (DEMO, SMOLLM2) and not Path(name).exists()
 

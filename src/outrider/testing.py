@@ -1,11 +1,11 @@
 """An exact table target, for tests of your own drafter: an n-gram distribution in float64, tiny and deterministic.
 
     target = TableTarget(vocab=11, order=2, seed=3)
-    drafting = my_drafter.open(prompts, capacity)         # or a whole run through outrider.engine.generate
+    drafting = my_drafter.open(prompts, capacity)         # or decode with outrider.engine.generate
 
-The distribution of the next token is a row of a random table, found by the last `order` tokens before it, so every
+The distribution of the next token is a row of a random table, indexed by the last `order` tokens before it, so every
 number can be looked up (`logits_after`) and a text decoded by hand (`plain`). Its session keeps tokens where a real one
-keeps keys and values, at explicit slots; slots that nobody wrote hold poison, and a tree that reads them is refused.
+keeps keys and values, at explicit slots; unwritten slots hold POISON, and a tree that reads them is refused.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class TableTarget(Target):
     """A target whose next token depends on the last `order` tokens alone. `scale` sharpens the distribution (0:
     uniform).
 
-    Features are the logits themselves and `head` is the identity, so a drafter that reads the target's features finds
-    what it needs in `TableTarget`; embeddings are one-hot.
+    Features are the logits themselves and `head` is the identity, so a drafter that reads the target's features can
+    use `TableTarget`; embeddings are one-hot.
     """
 
     vocab: int
@@ -151,9 +151,9 @@ class TableSession(Session):
     def keep(self, paths: Sequence[Sequence[int]]) -> None:
         """Commit each row's path; what lay behind is forgotten."""
         for r, path in enumerate(paths):
-            held = self.slots[r][self.lengths[r] :]
-            assert max(path) < len(held), "keep: a node that the last pass did not hold"
-            moved = [held[node] for node in path]
+            nodes = self.slots[r][self.lengths[r] :]
+            assert max(path) < len(nodes), "keep: a node that the last pass did not hold"
+            moved = [nodes[node] for node in path]
             assert POISON not in moved, "keep: a node that the last pass did not hold"
             self.slots[r][self.lengths[r] : self.lengths[r] + len(path)] = moved
         self._set([length + len(path) for length, path in zip(self.lengths, paths, strict=True)])

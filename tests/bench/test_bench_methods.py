@@ -163,7 +163,7 @@ def test_a_label_stands_for_the_spec_and_not_for_the_rest() -> None:
 def test_a_budget_of_its_own_stands_for_all() -> None:
     found = rows(["lookup@8x4", "suffix"], budgets=["auto", "3,2"])
     assert [(m.spec, m.budget) for m in found[1:]] == [("lookup", "8x4"), ("suffix", "auto"), ("suffix", "3,2")]
-    with pytest.raises(InputError, match="drafts nothing"):
+    with pytest.raises(InputError, match="2 to 256 nodes"):
         rows(["lookup@1x4"])
 
 
@@ -235,7 +235,7 @@ def test_budgets() -> None:
     assert methods.budget_of("16") == FixedBudget(17, 1, shape=(16,)), "sixteen children"
     bandit = methods.budget_of("3,2,1 2,1 none")
     assert isinstance(bandit, BanditBudget)
-    assert bandit.arms == ((3, 2, 1), (2, 1), ())
+    assert bandit.arms == ((0, (3, 2, 1)), (0, (2, 1)), (0, ()))
 
 
 @pytest.mark.parametrize(

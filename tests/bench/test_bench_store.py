@@ -204,7 +204,7 @@ def test_nothing_is_written_before_it_begins(tmp_path: Path) -> None:
     store = Store.open(tmp_path / "run", {"target": "demo", "started": "", "arguments": SETTINGS})
     assert not (tmp_path / "run").exists()
     (tmp_path / "run").write_text("", encoding="utf-8")
-    with pytest.raises(InputError, match=r"run cannot be written \(File exists\); make room, or name another place"):
+    with pytest.raises(InputError, match=r"run cannot be written \(File exists\); free space, or name another place"):
         store.begin()
 
 

@@ -127,10 +127,10 @@ def test_plain_rounds_tell_how_fast_the_machine_is() -> None:
     play(budget, 0.0, 600)
     usual = budget.cost.plain(1)
     budget.learn(Report(1, 0, 1, 0.0, 50.0, 0.01, []))
-    assert budget.cost.plain(1) < 1.2 * usual
+    assert budget.cost.plain(1) < 1.25 * usual
     for _ in range(30):
         depth = budget.choose(rows()).depth
-        budget.learn(Report(1, depth, 1 + depth, 0.05 * depth, 2 * (1 + 0.02 * depth), 0.01, [0] * depth, depth))
+        budget.learn(Report(1, depth, 1 + depth, 0.05 * depth, 2 * (1 + 0.02 * depth), 0.01, [0] * depth))
     assert budget.cost.plain(1) == pytest.approx(2 * usual, rel=0.15)
 
 
@@ -140,7 +140,7 @@ def test_how_many_nodes_a_draft_has_goes_by_the_rows_of_a_batch() -> None:
     budget, nodes = AdaptiveBudget(), {1: 9, 8: 2}
     for _ in range(40):
         for b, n in nodes.items():
-            budget.learn(Report(b, 2, n, 0.1, 1.0 + 0.1 * b * n, 0.0, [b, 0], 2, total=b * n))
+            budget.learn(Report(b, 2, n, 0.1, 1.0 + 0.1 * b * n, 0.0, [b, 0], total=b * n))
             budget.learn(Report(b, 0, 1, 0.0, 1.0 + 0.1 * b, 0.0, [], total=b))
     for b, n in {**nodes, 4: 3, 16: 2}.items():
         assert budget.cost.rounds_by_depth(b, 8)[2] == pytest.approx(1.1 + 0.1 * b * n, rel=0.05), b
@@ -169,7 +169,7 @@ def test_a_new_text_takes_some_rounds_off_the_debt() -> None:
 def test_one_slow_moment_does_not_end_drafts() -> None:
     budget = AdaptiveBudget()
     play(budget, 0.9, 300)
-    budget.learn(Report(1, 2, 3, 0.1, 900.0, 0.0, [1, 1], 2))
+    budget.learn(Report(1, 2, 3, 0.1, 900.0, 0.0, [1, 1]))
     assert play(budget, 0.9, 50)[1] > 0.8
 
 
@@ -183,7 +183,7 @@ def test_a_disturbed_start_is_got_over() -> None:
         accepted = [int(size > 2 * d and i % 10 < 8) for d in range(1, wanted.depth + 1)]
         seconds = (6 if i < 10 and size > 1 else 1) * (1 + 0.02 * size)
         budget.learn(
-            Report(1, wanted.depth, size, 0.05 * wanted.depth, seconds, 0.01, accepted, wanted.depth,
+            Report(1, wanted.depth, size, 0.05 * wanted.depth, seconds, 0.01, accepted,
                    sum(values[1:size]), total=size)
         )  # fmt: skip
         sizes.append(size)
@@ -196,10 +196,10 @@ def test_reading_is_no_drafting() -> None:
     play(budget, 0.8, 200)
     before = budget.cost.draft[1](2)
     assert budget.choose(rows(new=1)).depth > 0
-    budget.learn(Report(1, 2, 3, 3.0, 1.04, 0.0, [1, 1], 2))
+    budget.learn(Report(1, 2, 3, 3.0, 1.04, 0.0, [1, 1]))
     assert budget.cost.draft[1](2) == before
     assert budget.choose(rows()).depth > 0, "nor does it end them"
-    budget.learn(Report(1, 2, 3, 3.0, 1.04, 0.0, [1, 1], 2))
+    budget.learn(Report(1, 2, 3, 3.0, 1.04, 0.0, [1, 1]))
     assert budget.cost.draft[1](2) > before, "the second time it was drafting"
 
 
@@ -212,7 +212,7 @@ def test_what_takes_long_to_read_is_not_tried_in_every_text(reading: float, most
         for i in range(60):
             depth = budget.choose(rows(new=int(i == 0))).depth
             draft = 0.1 * depth + (reading if depth and not drafts else 0.0)
-            budget.learn(Report(1, depth, 1 + depth, draft, 1 + 0.02 * depth, 0.0, [0] * depth, depth))
+            budget.learn(Report(1, depth, 1 + depth, draft, 1 + 0.02 * depth, 0.0, [0] * depth))
             drafts += depth > 0
         tried.append(drafts > 0)
     assert sum(tried) <= most
@@ -231,9 +231,7 @@ def test_texts_that_can_be_guessed_are_found_after_many_that_cannot(reading: flo
             depth = budget.choose(rows(new=int(tokens == 0))).depth
             right = depth if text >= 20 else 0
             draft = 0.1 * depth + (reading if depth and not drafts else 0.0)
-            report = Report(
-                1, depth, 1 + depth, draft, 1 + 0.02 * depth, 0.0, [int(d < right) for d in range(depth)], depth
-            )
+            report = Report(1, depth, 1 + depth, draft, 1 + 0.02 * depth, 0.0, [int(d < right) for d in range(depth)])
             budget.learn(report)
             drafts += depth > 0
             tokens, seconds = tokens + 1 + right, seconds + draft + report.verify_seconds
@@ -251,7 +249,7 @@ def test_a_text_that_does_not_earn_its_reading_is_not_read() -> None:
             depth = budget.choose(rows(remaining=60 - i, new=int(i == 0))).depth
             hit = int(depth > 0 and (i + tokens) % 4 != 0)
             draft = 0.5 * depth + (20.0 if depth and not drafts else 0.0)
-            budget.learn(Report(1, depth, 1 + depth, draft, 1 + 0.05 * depth, 0.0, [hit] * depth, depth))
+            budget.learn(Report(1, depth, 1 + depth, draft, 1 + 0.05 * depth, 0.0, [hit] * depth))
             drafts, tokens, seconds = drafts + (depth > 0), tokens + 1 + hit, seconds + draft + 1 + 0.05 * depth
     assert tokens / seconds > 0.95
 
@@ -264,7 +262,7 @@ def test_reading_for_a_try_is_paid_for() -> None:
         depth = budget.choose(rows(32, new=int(i % 2 == 0))).depth
         draft = 0.1 * depth + 0.04 * min(64, unread) if depth else 0.0
         unread = 0 if depth else unread + 1
-        budget.learn(Report(32, depth, 1 + depth, draft, 1 + 0.5 * depth, 0.0, [0] * depth, depth))
+        budget.learn(Report(32, depth, 1 + depth, draft, 1 + 0.5 * depth, 0.0, [0] * depth))
         lost += draft + 0.5 * depth if i >= 500 else 0.0
     assert 0 < lost / 3500 < 1.5 * TRIES / 32 ** (1 / 3)
 
@@ -315,7 +313,7 @@ def test_rows_that_may_not_draft_do_not_count_as_misses() -> None:
     for _ in range(60):
         depth = budget.choose(four).depth
         hits = [1] * min(depth, 2) + [0] * max(0, depth - 2)
-        budget.learn(Report(4, depth, 1 + depth, 0.01 * depth, 1.0, 0.0, hits, depth, drafting=1))
+        budget.learn(Report(4, depth, 1 + depth, 0.01 * depth, 1.0, 0.0, hits, drafting=1))
     assert budget.acceptance.shares(2) == pytest.approx([1, 1], abs=0.1)
     _, _, rate = budget._forecast(4, 1)
     assert rate == pytest.approx((4 + 2) / budget.cost.rounds_by_depth(4, 8)[2], rel=0.1)
@@ -354,7 +352,7 @@ def test_no_room_no_draft() -> None:
     for remaining in (0, 1):
         assert AdaptiveBudget().choose(rows(remaining=remaining)) == Budget(1, 0)
     assert AdaptiveBudget().choose(rows(remaining=3)).depth == 2
-    assert AdaptiveBudget(nodes=1).choose(rows()) == Budget(1, 0)
+    assert AdaptiveBudget(nodes=1).choose(rows()).nodes == 1
 
 
 def test_the_first_rounds_measure_with_and_without_a_draft() -> None:
@@ -370,21 +368,6 @@ def test_a_try_in_a_batch_is_a_small_one(b: int, nodes: int) -> None:
     assert AdaptiveBudget().choose(rows(b)).nodes == nodes
 
 
-def test_a_pass_costs_a_step_more_where_another_sixteen_rows_begin() -> None:
-    """Where sixteen are multiplied in the time of one; elsewhere the same points lie on a line."""
-    for step in (0.0, 2e-3):
-        curve, draw = Curve(), random.Random(0)
-        cost = {n: 5e-3 + step * -(-n // 16) + 1e-4 * n for n in range(1, 33)}
-        for _ in range(400):
-            size = draw.choice((1, 2, 4, 8, 12, 16, 17, 18, 20, 23, 25, 30, 32))
-            curve.learn(size, cost[size] * draw.uniform(1.0, 1.02))
-        for size in (8, 16, 17, 20, 24, 32):
-            assert curve(size) == pytest.approx(cost[size], rel=0.04), (step, size)
-    first = Curve(points={8: 1.0, 16: 1.1})
-    first.learn(20, 1.5)  # a step, and no slope that begins at 16
-    assert first(17) > 1.3
-
-
 def test_curve() -> None:
     curve = Curve(slope=0.1)
     assert curve(5) == 0
@@ -393,18 +376,15 @@ def test_curve() -> None:
     curve.learn(8, 24.0)
     assert curve(4) == pytest.approx(16)
     assert curve(16) == pytest.approx(40)
-    curve.learn(8, 2400.0)  # an outlier moves the estimate by a bounded step
-    assert curve(8) == pytest.approx(25.2)
-    curve.learn(8, 15.2)  # and back again, faster
-    assert curve(8) == pytest.approx(21.2)
+    curve.learn(8, 2400.0)  # an outlier moves the mean by a bounded step
+    assert curve(8) == pytest.approx((24 + 3 * 24) / 2)
+    for _ in range(60):
+        curve.learn(8, 24.0)  # and is forgotten
+    assert curve(8) == pytest.approx(24, rel=0.01)
     falling = Curve()
     falling.learn(1, 10.0)
     falling.learn(8, 5.0)  # so the first was disturbed: a part never costs more than all
     assert falling(1) == falling(8) == pytest.approx(5)
-    first = Curve()
-    first.learn(4, 500.0)  # a recording
-    first.learn(4, 7.0)
-    assert first(4) == pytest.approx(7)
 
 
 @pytest.mark.parametrize("sizes", [(1, 6, 7), (1, 2, 5, 11), (4, 6, 12, 22)])
@@ -507,7 +487,7 @@ def test_passes_without_padding_are_known_by_the_nodes_of_all_rows() -> None:
     for i in range(40):
         depth = budget.choose(rows(4)).depth
         total = 4 + (4 + i % 5) * (depth > 0)
-        budget.learn(Report(4, depth, 5, 0.1 * depth, 1 + 0.1 * total, 0.0, [2] * depth, depth, total=total))
+        budget.learn(Report(4, depth, 5, 0.1 * depth, 1 + 0.1 * total, 0.0, [2] * depth, total=total))
     assert budget.cost.rounds_by_depth(1, 8)[0] == pytest.approx(1.1, rel=0.2)
     assert budget.cost.rounds_by_depth(8, 8)[0] == pytest.approx(1.8, rel=0.1)
     price = budget.cost.price(4, 2, 32, 1.0)
@@ -522,9 +502,7 @@ def test_the_budget_learns_what_values_are_worth_and_prices_by_it() -> None:
         depth = budget.choose(rows()).depth
         hit = int(depth > 0 and i % 2 == 0)
         promised = 1.0 if depth else 0.0
-        budget.learn(
-            Report(1, depth, 1 + depth, 0.1 * depth, 1 + 0.1 * depth, 0.0, [hit] * min(1, depth), depth, promised)
-        )
+        budget.learn(Report(1, depth, 1 + depth, 0.1 * depth, 1 + 0.1 * depth, 0.0, [hit] * min(1, depth), promised))
     assert budget.acceptance.trust == pytest.approx(0.5, abs=0.12)
     price = budget.cost.price(1, 4, 32, budget.acceptance.trust)
     assert len(price.seconds) == budget.nodes

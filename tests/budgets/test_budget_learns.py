@@ -86,7 +86,7 @@ def chosen(machine: Machine, law: list[float], b: int, seed: int, noise: float =
             accepted.append(n)
         draft, verify, rest = (part * (1 + noise * dice.gauss(0, 1)) for part in machine.parts(depth, b))
         hits = [sum(n > d for n in accepted) for d in range(depth)]
-        budget.learn(Report(b, depth, depth + 1, draft, verify, rest, hits, depth))
+        budget.learn(Report(b, depth, depth + 1, draft, verify, rest, hits))
         depths.append(depth)
     return depths
 

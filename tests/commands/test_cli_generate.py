@@ -94,7 +94,7 @@ def test_a_bandit_writes_the_same_text(run: Run, folder: str, monkeypatch: pytes
     shapes, learn = [], BanditBudget.learn
 
     def watched(bandit: BanditBudget, report: Report) -> None:
-        shapes.append((len(bandit.last or ()), report.depth, report.nodes))
+        shapes.append((len(bandit.last[1]) if bandit.last else 0, report.depth, report.nodes))
         learn(bandit, report)
 
     monkeypatch.setattr(BanditBudget, "learn", watched)
@@ -154,7 +154,7 @@ def test_compare_finds_equal_texts_which_theory_reads(
         (["--temperature", "warm"], "temperature"),
         (["--top-p", "0"], "top_p"),
         (["--max-new-tokens", "0"], "--max-new-tokens must"),
-        (["--budget", "1x3"], "drafts nothing"),
+        (["--budget", "1x3"], "2 to 256 nodes"),
         (["--budget", "3,b"], "3,b"),
         (["--budget", "2,1 2,1"], "twice"),
         (["--budget", "0:2,1"], "counted from 1"),

@@ -11,7 +11,6 @@ from small import VOCAB, build
 
 from outrider import cli, drafters
 from outrider.backends.torch import load_target
-from outrider.budgets.calibration import inside
 from outrider.checkpoints import native
 from outrider.drafters import medusa
 
@@ -57,7 +56,7 @@ def test_a_tree_is_written_and_stored(
     assert "9 nodes with the root" in shown
     assert "stored as the drafter's default" in shown
     loaded = load_target(target)
-    ranks = [inside(drafters.load(s, loaded)).options.ranks for s in (f"{spec}?tree={out}", spec)]  # type: ignore[attr-defined]
+    ranks = [drafters.load(s, loaded).uncalibrated.options.ranks for s in (f"{spec}?tree={out}", spec)]  # type: ignore[attr-defined]
     assert ranks[0] == ranks[1] == tuple(map(tuple, found["paths"]))
 
 
@@ -68,7 +67,7 @@ def test_bad_options_are_refused_in_a_sentence(
     command = ["tune-tree", target, "--prompts", prompts]
     for more, sentence in (
         (["--drafter", spec], "say where the tree goes"),
-        (["--drafter", spec, "--out", "x", "--budget", "1x8"], "drafts nothing"),
+        (["--drafter", spec, "--out", "x", "--budget", "1x8"], "2 to 256 nodes"),
         (["--drafter", spec, "--out", "x", "--batch-size", "0"], "--batch-size must be at least 1"),
         (["--drafter", "lookup", "--out", "x"], "does not rank candidates"),
         (["--drafter", spec, "--out", str(tmp_path / "no" / "x")], "cannot be written"),

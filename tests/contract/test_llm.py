@@ -209,9 +209,9 @@ WRONG_TYPES = [
     ([b"the"], {}, "not bytes"),
     (5, {}, "a prompt is text, token ids or a list of chat messages, not int"),
     (None, {}, "a prompt is text, token ids or a list of chat messages, not NoneType"),
-    ([1, "a"], {}, "whole numbers alone"),
-    ([[0.5]], {}, "whole numbers alone"),
-    (torch.ones(1, 2), {}, "whole numbers alone"),
+    ([1, "a"], {}, "integers alone"),
+    ([[0.5]], {}, "integers alone"),
+    (torch.ones(1, 2), {}, "integers alone"),
 ]
 
 
@@ -301,7 +301,7 @@ def test_choosing_needs_drafters_and_a_bandit_over_them(folder: str) -> None:
     with pytest.raises(outrider.InputError, match="need one another"):
         outrider.load(folder, ["lookup", "ngram"], choose=True).generate("a", max_new_tokens=4)
     with pytest.raises(outrider.InputError, match="need one another"):
-        outrider.load(folder, ["lookup", "ngram"]).generate("a", budget=BanditBudget(((1, (1, 1)), (2, 1))))
+        outrider.load(folder, ["lookup", "ngram"]).generate("a", budget=BanditBudget(((1, (1, 1)), (0, (2, 1)))))
 
 
 def test_a_draft_model_with_another_tokenizer_is_refused(folder: str, tmp_path: Path) -> None:

@@ -19,7 +19,6 @@ from outrider.backends.native import library as native
 from outrider.backends.native.target import load
 from outrider.backends.torch import load_target
 from outrider.backends.torch.module import ModuleTarget
-from outrider.budgets.calibration import inside
 from outrider.core.protocols import Drafter, Target
 from outrider.core.types import Budget
 from outrider.engine import Engine, Request
@@ -115,7 +114,7 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 def test_drafts_change_no_text(case: Case, name: str) -> None:
     drafter = drafters.load(needs(name, str(case.folder)), case.target)
     if name in COMPILED:
-        assert (getattr(inside(drafter), "compiled", None) is not None) is (case.target.hidden > STOCK)
+        assert (getattr(drafter.uncalibrated, "compiled", None) is not None) is (case.target.hidden > STOCK)
     assert case.texts(drafter, "coupled") == case.plain["coupled"]
 
 

@@ -21,7 +21,6 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from outrider import drafters
 from outrider.backends.torch import load_target
 from outrider.budgets.budgeter import FixedBudget
-from outrider.budgets.calibration import inside
 from outrider.checkpoints import native
 from outrider.core.noise import GumbelNoise
 from outrider.core.protocols import Round
@@ -303,7 +302,7 @@ def test_folders_come_back(tmp_path: Path) -> None:
     for name, (make, _) in MAKE.items():
         target, net = make()
         native.save(tmp_path / name, name, net)
-        loaded = inside(drafters.load(f"{tmp_path / name}?tree=chain", target))  # its config names the method
+        loaded = drafters.load(f"{tmp_path / name}?tree=chain", target).uncalibrated  # its config names the method
         assert loaded.config == net.config
         assert loaded.growth.scale == 0.01
         assert tau(decode(target, loaded, 1.0)) == 5.0

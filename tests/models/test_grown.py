@@ -76,7 +76,7 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> list[DraftTree]:
 
     def both(self: EagleDrafting, rows: Rows, budget: Budget) -> DraftTree:
         drafter = self.drafter
-        assert drafter.growth.quick(rows, budget) is not None
+        assert drafter.growth.compiled(rows, budget) is not None
         tree = whole(self, rows, budget)
         first, step = self._start(rows)
         right, _ = drafter.growth.propose(rows, first, step, budget, drafter.compiled.names, drafter.vocab)

@@ -18,7 +18,6 @@ from outrider import drafters
 from outrider.backends.torch.attention import switched
 from outrider.backends.torch.families import experts_of
 from outrider.budgets.budgeter import FixedBudget
-from outrider.budgets.calibration import inside
 from outrider.core.noise import GumbelNoise
 from outrider.core.protocols import Round, Target, TargetOutput
 from outrider.core.types import Budget, DraftTree, Rows
@@ -107,7 +106,7 @@ def target() -> Target:
 
 def load(kind: str, target: Target, place: Path, options: str = "") -> HybridDrafter:
     net(kind, KINDS[kind]).save_pretrained(place / kind)
-    drafter = inside(drafters.load(f"mamba:{place / kind}{options}", target))
+    drafter = drafters.load(f"mamba:{place / kind}{options}", target).uncalibrated
     assert isinstance(drafter, HybridDrafter)
     return drafter
 

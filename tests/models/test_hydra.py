@@ -19,7 +19,6 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRot
 
 from outrider import drafters
 from outrider.backends.torch import load_target
-from outrider.budgets.calibration import inside
 from outrider.checkpoints import native
 from outrider.core import tree
 from outrider.core.types import Budget
@@ -114,7 +113,7 @@ def test_heads_begin_as_the_targets_own(name: str) -> None:
 
 def saved(folder: Path, net: hydra.HydraNet, target: Any, options: str = "") -> hydra.HydraDrafter:
     native.save(folder, "hydra", net)
-    return inside(drafters.load(f"hydra:{folder}{options}", target))  # type: ignore[return-value]
+    return drafters.load(f"hydra:{folder}{options}", target).uncalibrated  # type: ignore[return-value]
 
 
 def oracle(slot: int = 0) -> hydra.HydraNet:

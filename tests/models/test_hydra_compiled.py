@@ -64,7 +64,7 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> list[DraftTree]:
 
     def both(self: HydraTrees, rows: Rows, budget: Budget) -> DraftTree:
         drafter = self.drafter
-        assert drafter.growth.quick(rows, budget) is not None
+        assert drafter.growth.compiled(rows, budget) is not None
         tree = whole(self, rows, budget)
         names, vocab = drafter.compiled.names, drafter.vocab
         right, _ = drafter.growth.propose(rows, *self.steps(rows), budget, names, vocab)

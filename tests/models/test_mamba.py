@@ -19,7 +19,6 @@ from transformers import LlamaConfig, LlamaForCausalLM, Mamba2Config, Mamba2ForC
 from outrider import drafters, hub
 from outrider.backends.torch import load_target
 from outrider.budgets.budgeter import FixedBudget
-from outrider.budgets.calibration import inside
 from outrider.core.noise import GumbelNoise
 from outrider.core.protocols import Target
 from outrider.core.types import Budget, DraftTree, Rows
@@ -52,7 +51,7 @@ def target() -> Target:
 
 
 def load(spec: str, target: Target) -> MambaDrafter:
-    drafter = inside(drafters.load(spec, target))
+    drafter = drafters.load(spec, target).uncalibrated
     assert isinstance(drafter, MambaDrafter)
     return drafter
 
@@ -197,7 +196,7 @@ def test_the_authors_layout(kind: str, pickled: bool, target: Target, tmp_path: 
 def test_a_folder_says_what_it_is(target: Target, tmp_path: Path) -> None:
     made = net("mamba2").double()
     for where in (authors(made, tmp_path / "authors", ngroups=1), Path(folder(made, tmp_path / "stock"))):
-        assert isinstance(inside(drafters.load(str(where), target)), MambaDrafter)
+        assert isinstance(drafters.load(str(where), target).uncalibrated, MambaDrafter)
 
 
 def test_a_hub_id(target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

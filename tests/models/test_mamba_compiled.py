@@ -199,8 +199,8 @@ def test_a_tree_for_a_while_leaves_the_state_as_it_was(monkeypatch: pytest.Monke
         self.pending = [[] for _ in pending]  # all that is settled was read
         for tail in ([7], [7, 8, 9, 10, 11, 12, 13]):
             other, nothing, tails = in_tensors(self), [[] for _ in pending], [[*tail] for _ in pending]
-            found = self.tell(nothing, tails, rows, budget)
-            wanted = other.tell(nothing, tails, rows, budget)
+            found = self.propose_after(nothing, tails, rows, budget)
+            wanted = other.propose_after(nothing, tails, rows, budget)
             assert np.array_equal(found.tokens, wanted.tokens)
             assert all(np.array_equal(*parts) for parts in zip(self.state.arrays, kept, strict=True))
             told.append(found)

@@ -13,7 +13,6 @@ from outrider import drafters
 from outrider.backends.torch import load_target
 from outrider.backends.torch.session import TreeSession
 from outrider.budgets.budgeter import FixedBudget
-from outrider.budgets.calibration import inside
 from outrider.core.noise import GumbelNoise
 from outrider.core.protocols import Drafting
 from outrider.drafters.mamba import MambaDrafting
@@ -44,7 +43,7 @@ def mamba(kind: str) -> Any:
 def draftings(spec: str) -> list[tuple[Drafting, Batch]]:
     """The drafter's state after prompts of LENGTHS and a few rounds of a chain."""
     target = load_target(llama(1))
-    engine = Engine(target, inside(drafters.load(spec, target)), FixedBudget(6, 5), GumbelNoise(VOCAB))
+    engine = Engine(target, drafters.load(spec, target).uncalibrated, FixedBudget(6, 5), GumbelNoise(VOCAB))
     found = []
     for length in LENGTHS:
         batch, _ = Batch.start(engine, [Row(Request([1 + i % 40 for i in range(length)], 0, 60), 0)])

@@ -25,7 +25,6 @@ from transformers import (
 
 import outrider
 from outrider.budgets.budgeter import FixedBudget
-from outrider.budgets.calibration import inside
 from outrider.core.types import Budget
 from outrider.drafters._text import LOOSE, MUCH, Line
 from outrider.drafters._words import Shared, Spelling
@@ -171,7 +170,7 @@ def test_shared_words_are_those_that_both_have() -> None:
         assert words.read([token])
         assert not text or spelt(there, words.read([token])) == text
     logits = torch.randn(2, rows)
-    assert torch.equal(words.law(logits)[:, 0], logits[:, int(words.columns[0])])
+    assert torch.equal(words.restrict(logits)[:, 0], logits[:, int(words.columns[0])])
 
 
 def test_a_line_settles_at_word_borders_and_reads_everything_once() -> None:
@@ -179,7 +178,7 @@ def test_a_line_settles_at_word_borders_and_reads_everything_once() -> None:
     text = "The quick brown fox jumps over the lazy dog, naïvely; and then it sleeps. " * 2
     line, read, heard = Line(), [], b""
     for token in here.tokenizer(text)["input_ids"]:
-        line.hear([token], here, there)
+        line.add([token], here, there)
         heard += here.bytes_of(token) or b""
         read += line.settle()
         settled = spelt(there, read + line.unread).removeprefix(b" ")
@@ -187,7 +186,7 @@ def test_a_line_settles_at_word_borders_and_reads_everything_once() -> None:
         assert len(line.tail) <= MUCH
         assert settled == b"" or line.tail[:1] == b" "
     assert len(line.tail) >= LOOSE
-    line.hear([here.special["<turn>"]], here, there)  # a wall: all before it is settled, a line's end stands for it
+    line.add([here.special["<turn>"]], here, there)  # a wall: all before it is settled, a line's end stands for it
     assert spelt(there, read + line.unread).strip(b" ") == heard.strip(b" ") + b" \n"
     assert line.tail == line.before == b""
 
@@ -284,7 +283,7 @@ def test_shared_laws_are_proper(folders: Any) -> None:
     llm = outrider.load(
         folders["bytes"], f"model:{folders['pieces']}?vocab=shared&tree=static&shape=2,2", dtype="float64"
     )
-    drafter: Any = inside(llm.drafter)
+    drafter: Any = llm.drafter.uncalibrated
     seen = []
     engine = llm.engine("rejection", FixedBudget(7, 2))
     batch, _ = Batch.start(engine, [Row(Request([5, 6, 7, 8], 1, 30, Sampling(1.0)), 0)])
@@ -314,7 +313,7 @@ def test_text_without_spaces_is_settled_between_characters() -> None:
     here, there = (Spelling.of(wrapped(n), n) for n in ("bytes", "pieces"))
     text, line, read = "東京は日本の首都であり、" * 30, Line(), []
     for token in here.tokenizer(text)["input_ids"]:
-        line.hear([token], here, there)
+        line.add([token], here, there)
         read += line.settle()
         assert len(line.tail) <= 2 * MUCH + 4
     assert spelt(there, read + line.unread).removeprefix(b" ") + line.tail == text.encode()

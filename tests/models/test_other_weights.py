@@ -48,7 +48,7 @@ def trained(target: HFTarget, folder: Path, method: str = "eagle") -> str:
 
 def said(spec: str, target: HFTarget, caplog: pytest.LogCaptureFixture) -> list[str]:
     caplog.clear()
-    _weights.tell.cache_clear()
+    _weights.warn_of_other_weights.cache_clear()
     with caplog.at_level(logging.WARNING):
         drafters.load(spec, target)
     return [record.getMessage() for record in caplog.records]

@@ -13,7 +13,6 @@ from small import PROMPTS, VOCAB, build
 from outrider import drafters
 from outrider.backends.torch import HFTarget, load_target
 from outrider.budgets.budgeter import FixedBudget
-from outrider.budgets.calibration import inside
 from outrider.checkpoints import Facts, native
 from outrider.checkpoints.write import write
 from outrider.core.noise import GumbelNoise
@@ -61,7 +60,7 @@ def objective(target: HFTarget, way: str, tokens: int = FEW, few: int = FEW) -> 
 
 def loaded(target: HFTarget, made: Any, folder: Path, options: str = "") -> Any:
     made.save(folder)
-    return inside(drafters.load(f"{made.drafter}:{folder}{options}", target))
+    return drafters.load(f"{made.drafter}:{folder}{options}", target).uncalibrated
 
 
 def texts(target: HFTarget, drafter: Any, temperature: float, rule: str = "coupled") -> list[list[int]]:

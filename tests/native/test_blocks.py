@@ -11,12 +11,13 @@ import pytest
 import torch
 from bits import opened, text_of, trees_differ
 from gguf_files import write
+from quantised_blocks import random_blocks
 from small import BASE
 from transformers import LlamaConfig, LlamaForCausalLM
 from wrong_code import mutated
 
 from outrider.backends.native import library as native
-from outrider.backends.native.abi import PLAIN, ffi
+from outrider.backends.native.abi import PLAIN, address, ffi
 from outrider.backends.native.target import NativeTarget, load
 from outrider.backends.native.weights import Matrix
 from outrider.backends.torch import gguf
@@ -30,6 +31,7 @@ SIZES = {
 READ = {  # how sixteen lanes read them; eight lanes read the first three so, and the others in twelve bits
     "Q4_0": "Q4", "Q4_1": "Q4", "Q8_0": "Q8", "Q5_0": "Q5", "Q5_1": "Q5", "Q2_K": "Q3K", "Q3_K": "Q3K",
     "Q4_K": "Q4K", "Q5_K": "Q5K", "Q6_K": "Q6K", "IQ4_NL": "IQ4", "IQ4_XS": "IQ4K",
+    "MXFP4": "MXFP4",
 }  # fmt: skip
 
 
@@ -84,6 +86,26 @@ def test_a_pass_reads_a_files_blocks_and_has_the_same_bits(tmp_path: Path, wide:
     own = READ[kind] if lanes == 16 or kind in ("Q4_0", "Q4_1", "Q8_0") else "BF12"
     assert set(kinds(target)) == {ffi.integer_const(own)}
     equal(target, ModuleTarget(gguf.read(file, "bfloat16")[0]))
+
+
+def test_every_exponent_of_mxfp4(lanes: int) -> None:
+    """A row takes what it takes in the file; weights that bfloat16 holds as subnormals only are zeros."""
+    code, width = native.library("bfloat16", "bfloat16"), 96
+    if lanes != 16:
+        pytest.skip("MXFP4 is read in sixteen lanes")
+    assert code is not None
+    rows = random_blocks("MXFP4", 256, width, ())
+    rows.reshape(256, -1, 17)[..., 0] = np.arange(256)[:, None]
+    data = np.empty((256, code.repacked_bytes(39, width)), np.uint8)
+    assert data.shape == rows.shape
+    assert code.repack(39, address(rows), 256, width, address(None), address(data), 1) == ffi.integer_const("MXFP4")
+    made, theirs = np.empty((256, width), np.uint16), np.empty((256, width), np.uint16)
+    one = Matrix(ffi.integer_const("MXFP4"), data).struct
+    code.unpack_matrix(ffi.addressof(one), 256, width, address(made), 1)
+    assert code.dequantise(39, address(rows), 256, width, address(None), address(theirs), 1, 1) == 256
+    normal = theirs & 0x7F80 != 0
+    assert np.array_equal(made[normal], theirs[normal])
+    assert not (made[~normal] & 0x7FFF).any()
 
 
 @torch.no_grad()

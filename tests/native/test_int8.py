@@ -28,7 +28,8 @@ BUILDS = {
     "own": "",
     "avx512": "-march=x86-64-v4",
     "avx2": "-march=x86-64-v3",
-}  # with VNNI (where there is), and without
+    "tiles": "-march=native",
+}  # with VNNI (where there is), and without; with AMX emulated
 
 
 @pytest.fixture(params=BUILDS, scope="module")
@@ -36,12 +37,14 @@ def code(request: pytest.FixtureRequest) -> Iterator[Library]:
     """The compiled pass for this processor, and without the instructions that it has beyond others'."""
     with pytest.MonkeyPatch.context() as patch:
         if march := BUILDS[request.param]:
-            if request.param == "avx512" and not native.abilities() >= native.AVX512:
+            if request.param in ("avx512", "tiles") and not native.abilities() >= native.AVX512:
                 pytest.skip("this processor has no AVX-512")
-            patch.setattr(native, "FLAGS", tuple(march if f == "-march=native" else f for f in native.FLAGS))
+            emulated = ("-DAMX", "-DEMULATED_AMX", "-DCHECKED") if request.param == "tiles" else ()
+            flags = tuple(march if f == "-march=native" else f for f in native.FLAGS)
+            patch.setattr(native, "FLAGS", flags + emulated)
             patch.setattr(native, "prebuilt", lambda *_: None)
         library.cache_clear()
-        found = library("bfloat16", "float32")
+        found = library("bfloat16", "bfloat16" if request.param == "tiles" else "float32")
         if found is None:
             pytest.skip("the compiled pass wants a C compiler and an x86 processor with AVX2")
         yield found
@@ -232,7 +235,7 @@ def activations(n: int, width: int) -> Array:
     if n > 2:
         x[1] *= np.float32(1e4)
         x[2, : width // 2] = 0
-    return x
+    return (x.view(np.uint32) & 0xFFFF0000).view(np.float32)  # which bfloat16 holds
 
 
 def matrix(name: str, rows: int, width: int, scales: range | list[int] = USUAL) -> Case:
@@ -258,7 +261,7 @@ def test_weights_are_the_files(code: Library, name: str, scales: range | list[in
 def test_products_are_those_of_the_documented_order(code: Library, name: str) -> None:
     for rows, width in ((13, 256), (40, 1280)):
         case = matrix(name, rows, width)
-        one, x = case.packed(code), activations(5, width)
+        one, x = case.packed(code), activations(13, width)
         assert np.array_equal(multiply(code, one, x, rows), expected(case, x))
 
 
@@ -284,7 +287,7 @@ def test_a_row_does_not_depend_on_its_neighbours(code: Library, name: str) -> No
     x[4] = 1e-38
     whole = multiply(code, one, x, 41)
     assert not whole[4].any()
-    for n in (1, 2, 3, 4, 5, 7, 8, 16, 17, 64, 65):
+    for n in (1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 17, 64, 65):
         assert np.array_equal(multiply(code, one, x[:n], 41), whole[:n])
     assert np.array_equal(multiply(code, one, x, 41, threads=3), whole)
     x[2, 100], x[5, 7] = np.nan, np.inf
@@ -330,20 +333,20 @@ def test_kinds_and_widths_that_have_no_integer_form(code: Library) -> None:
         assert code.int8_bytes(kind, 16, width) == 0
 
 
-LEAST = "v_fma(v_set1(x[i].total), v_load_f16_all(d + 2 * PANEL_ROWS), of[i].sum)"
-ROUNDED = "rounded[i] = _mm256_cvtps_epi32(_mm256_mul_ps(x[i], _mm256_set1_ps(factor)));"
+LEAST = "sum[i] = v_fma(v_set1(x[i].total), v_load_f16_all(d + 2 * PANEL_ROWS), sum[i]);"
+ROUNDED = "_mm256_cvtps_epi32(_mm256_mul_ps(x[i], _mm256_set1_ps(factor)))"
 MUTANTS = {
-    "minima are left out": ("gemm/int8.h", LEAST, f"WRONG ? of[i].sum : {LEAST}"),
+    "minima are left out": ("gemm/int8.h", LEAST, f"if (!WRONG) {LEAST}"),
     "a row has another's scale": (
         "gemm/int8.h",
-        "own_scale = v_set1(x[i].scale)",
-        "own_scale = v_set1(x[WRONG ? 0 : i].scale)",
+        "v_mul(dot[i], v_set1(x[i].scale))",
+        "v_mul(dot[i], v_set1(x[WRONG ? 0 : i].scale))",
     ),
-    "activations are cut off": ("simd/int8.h", ROUNDED, f"{ROUNDED} if (WRONG) {ROUNDED.replace('cvt', 'cvtt')}"),
+    "activations are cut off": ("simd/int8.h", ROUNDED, f"(WRONG ? {ROUNDED.replace('cvt', 'cvtt')} : {ROUNDED})"),
     "offsets are left out": (
         "gemm/int8.h",
-        "off = SIGNED(f) ? 0 : f.offset;",
-        "off = SIGNED(f) || WRONG ? 0 : f.offset;",
+        "offset = SIGNED(f) ? 0 : f.offset,",
+        "offset = SIGNED(f) || WRONG ? 0 : f.offset,",
     ),
 }
 NAMES = [*MUTANTS]

@@ -16,7 +16,6 @@ from training_world import RECIPE, documents
 
 from outrider import checkpoints, drafters
 from outrider.backends.torch import HFTarget
-from outrider.budgets.calibration import inside
 from outrider.checkpoints.write import write
 from outrider.params import InputError
 from outrider.training import checkpoint, data, features, loop, objectives
@@ -298,7 +297,7 @@ def test_a_training_begins_with_a_drafters_weights(model: HFTarget, tmp_path: Pa
     others = [replace(d, tokens=d.tokens[::-1], key=f"other {d.key}") for d in documents()]
     recipe = replace(RECIPE, method="hass", steps=1, lr=1e-9, evaluate=1, options=options, init=str(first.folder))
     second = loop.train(model, others, tmp_path / "second", recipe, quiet=True)
-    made: list[Any] = [inside(drafters.load(str(found.folder), model)) for found in (first, second)]
+    made: list[Any] = [drafters.load(str(found.folder), model).uncalibrated for found in (first, second)]
     nets = [drafter.net for drafter in made]
     assert torch.equal(nets[0].d2t, nets[1].d2t)
     assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(*(net.parameters() for net in nets), strict=True))
@@ -322,7 +321,7 @@ def test_a_training_begins_with_a_folder_that_others_wrote(model: HFTarget, tmp_
     write(checkpoints.read(first.folder), "safeailab", facts, theirs)
     begun: Any = objectives.build("eagle", model, documents(), {})
     begun.begin(str(theirs))
-    mine: Any = inside(drafters.load(str(first.folder), model))
+    mine: Any = drafters.load(str(first.folder), model).uncalibrated
     assert torch.equal(begun.net.fc.weight, mine.net.fc.weight)
 
 

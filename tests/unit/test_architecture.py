@@ -69,7 +69,7 @@ LIGHT = {
 }  # fmt: skip
 LIGHT_DRAFTERS = {
     "__init__", "none", "lookup", "suffix", "ngram", "lookahead", "eagle", "eagle3", "medusa", "hydra", "block",
-    "mamba", "model", "_mix", "_choice", "_asking", "_common", "_trained", "_eagles", "_compiled", "_growth",
+    "mamba", "model", "_mix", "_choice", "_gate", "_common", "_trained", "_eagles", "_compiled", "_growth",
     "_lattice", "_ranks", "_logits", "_text", "_words", "_calibrated", "_chain",
 }  # fmt: skip
 PEERS = ("bench", "peers")  # each is the other library's own caller

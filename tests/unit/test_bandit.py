@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from outrider.budgets.bandit import ARMS, BanditBudget
-from outrider.budgets.budgeter import Report
-from outrider.budgets.shapes import nodes
+from outrider.budgets.budgeter import Report, nodes
 from outrider.core.noise import GumbelNoise
 from outrider.core.types import Rows
 from outrider.params import InputError, Sampling
 
-A, B, C = ARMS
+A, B, C = (shape for _, shape in ARMS)
+NONE: tuple[int, ...] = ()
 
 
 @lru_cache
@@ -29,24 +29,25 @@ def rows(serial: int = 0, b: int = 1) -> Rows:
 def report(shape: tuple[int, ...], tokens: int, b: int = 1, verify: float = 0.010, step: float = 0.001) -> Report:
     """A round of b rows that all commit `tokens`."""
     accepted = [b if d < tokens - 1 else 0 for d in range(len(shape))]
-    return Report(b, len(shape), nodes(shape), step * len(shape), verify, 0.0, accepted, len(shape))
+    return Report(b, len(shape), nodes(shape), step * len(shape), verify, 0.0, accepted)
 
 
 def ready(verify: float = 0.010, b: int = 1, **options: Any) -> BanditBudget:
-    """A bandit that has measured the target's pass, and whose arms are warm."""
-    bandit = BanditBudget(**options)
+    """A bandit over shapes that has measured the target's pass, and whose arms are warm."""
+    arms = options.pop("arms", (A, B, C))
+    bandit = BanditBudget(tuple((0, arm) for arm in arms), **options)
     for t in range(2):
         assert bandit.choose(rows(t, b)).nodes == 1
         bandit.learn(report((), 1, b, verify))
-    for shape in bandit.arms:
-        bandit.played[b][shape].rounds = max(1, bandit.played[b][shape].rounds)  # warm
+    for play in bandit.arms:
+        bandit.played[b][play].rounds = max(1, bandit.played[b][play].rounds)  # warm
     assert bandit.means(b) == {}
     return bandit
 
 
 def test_the_papers_arms() -> None:
-    assert [nodes(shape) - 1 for shape in ARMS] == [48, 45, 38]
-    assert nodes(()) == 1
+    assert [nodes(shape) - 1 for _, shape in ARMS] == [48, 45, 38]
+    assert nodes(NONE) == 1
     budget = ready().choose(rows())
     assert (budget.nodes, budget.depth, budget.shape) == (49, 4, (3, 3, 2, 1))
     assert ready(arms=((),)).choose(rows()).shape is None
@@ -58,24 +59,25 @@ def test_rewards() -> None:
     for kind in ("paper", "exact"):
         bandit = ready(0.008, arms=((), A), reward=kind)
         for shape, tokens, seconds in (((), 1, 0.008), (A, 4, 0.024), (A, 1, 0.024)):
-            bandit.last = shape
+            bandit.last = 0, shape
             bandit.learn(report(shape, tokens, verify=seconds))
-        means[kind] = bandit.means()
+        means[kind] = {shape: mean for (_, shape), (_, mean) in bandit.means().items()}
+        assert [plays for plays, _ in bandit.means().values()] == [1, 2]
     drafting = 4 * 0.001 / 0.008
-    assert means["paper"] == {(): (1.0, -1.0), A: (2.0, pytest.approx(-(1 + drafting) * (1 / 4 + 1 / 1) / 2))}
-    assert means["exact"] == {(): (1.0, -1.0), A: (2.0, pytest.approx(-2 * (3 + drafting) / 5))}
+    assert means["paper"] == pytest.approx({NONE: -1.0, A: -(1 + drafting) * (1 / 4 + 1 / 1) / 2})
+    assert means["exact"] == pytest.approx({NONE: -1.0, A: -2 * (3 + drafting) / 5})
 
 
 def test_ucb_by_hand() -> None:
     """Every arm once; then the highest mean + explore * sqrt(2 ln t / n)."""
     bandit = ready(explore=0.3, reward="paper")
     given = {A: [3, 3, 2, 3], B: [4, 4, 5, 4, 4, 3, 5], C: [2, 1, 2, 2]}
-    sums: dict[tuple[int, ...], list[float]] = {shape: [] for shape in ARMS}
+    sums: dict[tuple[int, ...], list[float]] = {shape: [] for shape in (A, B, C)}
     turns = {shape: iter(tokens * 9) for shape, tokens in given.items()}
     for t in range(24):
         shape = bandit.choose(rows(t)).shape
         assert shape is not None
-        missing = [s for s in ARMS if not sums[s]]
+        missing = [s for s in sums if not sums[s]]
         scores = {s: sum(r) / len(r) + 0.3 * math.sqrt(2 * math.log(t) / len(r)) for s, r in sums.items() if r}
         assert shape == (missing[0] if missing else max(scores, key=lambda s: scores[s]))
         n = next(turns[shape])
@@ -97,7 +99,7 @@ def played(bandit: BanditBudget, law: dict[Any, list[int]], rounds: int, seed: i
 @pytest.mark.parametrize("seed", range(2))
 def test_the_best_arm_is_found_and_regret_grows_slowly(seed: int, kind: str) -> None:
     law = {A: [2, 3, 4], B: [3, 4, 5], C: [1, 2, 3], (): [1]}
-    bandit = ready(arms=((), *ARMS), reward=kind)
+    bandit = ready(arms=((), A, B, C), reward=kind)
     chosen = played(bandit, law, 800, seed)
     assert chosen[-200:].count(B) > 150
     cost = {s: (1 + 0.1 * len(s)) * sum(1 / n for n in law[s]) / len(law[s]) for s in law}
@@ -123,7 +125,7 @@ def test_exact_rewards_find_the_faster_arm_where_the_mean_of_shares_does_not() -
 
 def test_a_bad_or_cold_first_play_is_forgiven() -> None:
     """The best arm first gives nothing, and its first round is slow: it comes back all the same."""
-    bandit = BanditBudget(arms=(A, B))
+    bandit = BanditBudget(arms=((0, A), (0, B)))
     for t in range(2):
         bandit.choose(rows(t))
         bandit.learn(report((), 1))
@@ -136,8 +138,8 @@ def test_a_bad_or_cold_first_play_is_forgiven() -> None:
         seen.add(shape)
         chosen.append(shape)
     assert chosen[-100:].count(B) > 80
-    arm = bandit.played[1][B]
-    assert (arm.draft, arm.verify) == pytest.approx((0.005, 0.02)), "the cold round is not timed"
+    arm = bandit.played[1][0, B]
+    assert (arm.draft.value(), arm.verify.value()) == pytest.approx((0.005, 0.02)), "the cold round is not timed"
 
 
 def test_forgetting() -> None:
@@ -155,11 +157,12 @@ def test_requests() -> None:
     """In the paper's scope a new request begins anew; what a pass costs is kept."""
     for scope, kept in (("request", 1), ("shared", 4)):
         bandit = ready(scope=scope)
-        played(bandit, {s: [3] for s in ARMS}, 3, 0)
+        played(bandit, {s: [3] for s in (A, B, C)}, 3, 0)
         bandit.choose(rows(0, b=1))
-        bandit.learn(report(bandit.last or (), 3))
+        assert bandit.last is not None
+        bandit.learn(report(bandit.last[1], 3))
         assert sum(arm.plays for arm in bandit.played[1].values()) == kept
-        assert bandit.played[1][()].verify > 0
+        assert bandit.played[1][0, NONE].verify.value() > 0
 
 
 def test_a_shape_deeper_than_the_text_has_room_is_cut_and_says_nothing() -> None:
@@ -169,7 +172,7 @@ def test_a_shape_deeper_than_the_text_has_room_is_cut_and_says_nothing() -> None
         budget = bandit.choose(short)
         assert (budget.shape, budget.depth, budget.nodes) == (A[:2], 2, nodes(A[:2]))
         bandit.learn(report(A[:2], 2))
-    assert A not in bandit.means()
+    assert (0, A) not in bandit.means()
     assert bandit.choose(replace(rows(), remaining=(1,))).nodes == 1
 
 
@@ -177,7 +180,7 @@ def test_numbers_of_rows_have_arms_of_their_own() -> None:
     bandit = ready(b=2, arms=(A,), reward="paper")
     bandit.choose(rows(b=2))
     bandit.learn(replace(report(A, 3, b=2), accepted=[2, 1, 0, 0]))  # three tokens, and two
-    assert bandit.means(2)[A][1] == pytest.approx(-1.4 / 2.5)
+    assert bandit.means(2)[0, A][1] == pytest.approx(-1.4 / 2.5)
     assert bandit.means(1) == {}
 
 
@@ -185,11 +188,10 @@ def test_numbers_of_rows_have_arms_of_their_own() -> None:
     ("options", "sentence"),
     [
         ({"arms": ()}, "needs arms"),
-        ({"arms": (A, A)}, "each of them once"),
-        ({"arms": (A, (0, A))}, "each of them once"),
-        ({"arms": (A, (-1, A))}, "counted from 0"),
-        ({"arms": ((3, 0),)}, "1 or more children"),
-        ({"arms": ((9, 9, 9, 9),)}, "at most 256 nodes"),
+        ({"arms": ((0, A), (0, A))}, "each of them once"),
+        ({"arms": ((0, A), (-1, A))}, "counted from 0"),
+        ({"arms": ((0, (3, 0)),)}, "1 or more children"),
+        ({"arms": ((0, (9, 9, 9, 9)),)}, "at most 256 nodes"),
         ({"discount": 0.0}, "discount"),
         ({"explore": -1.0}, "explore"),
         ({"reward": "best"}, "paper or exact"),
@@ -202,7 +204,7 @@ def test_malformed(options: dict[str, Any], sentence: str) -> None:
 
 def test_pairs_of_drafter_and_shape() -> None:
     """The same shape of two drafters are two arms: the one whose drafts are right more often is played."""
-    bandit = ready(arms=((), A, (1, A)), explore=0.1)
+    bandit = BanditBudget(((0, NONE), (0, A), (1, A)), explore=0.1)
     chosen = []
     for t in range(300):
         budget = bandit.choose(rows(t))
@@ -210,4 +212,4 @@ def test_pairs_of_drafter_and_shape() -> None:
         bandit.learn(report(budget.shape or (), {None: 1, A: 2 + 2 * budget.part}[budget.shape]))
         chosen.append(budget.part)
     assert chosen[100:].count(1) > 150
-    assert set(bandit.means()) == {(), A, (1, A)}
+    assert set(bandit.means()) == {(0, NONE), (0, A), (1, A)}

@@ -10,14 +10,13 @@ import pytest
 
 import outrider
 from outrider.budgets import memory
-from outrider.budgets.acceptance import PRIOR
 from outrider.budgets.adaptive import LEARN, AdaptiveBudget
 from outrider.budgets.budgeter import Report
-from outrider.budgets.calibration import Family, Fit, Rates
 from outrider.budgets.memory import Memory, file_of
 from outrider.core.price import Price
 from outrider.core.types import Budget
-from outrider.drafters._asking import Asking
+from outrider.drafters._calibrated import Family, Fit, Rates
+from outrider.drafters._gate import Gate
 
 
 def learnt(rounds: int = 40) -> AdaptiveBudget:
@@ -25,7 +24,7 @@ def learnt(rounds: int = 40) -> AdaptiveBudget:
     for i in range(rounds):
         depth = 0 if i % 4 == 1 else 3
         hits = [1, 1, 0][:depth]
-        budget.learn(Report(1, depth, 1 + depth, 0.01 * depth, 1 + 0.1 * depth, 0.001, hits, depth, 0.5 * depth))
+        budget.learn(Report(1, depth, 1 + depth, 0.01 * depth, 1 + 0.1 * depth, 0.001, hits, 0.5 * depth))
     return budget
 
 
@@ -37,37 +36,26 @@ def test_it_comes_back(tmp_path: Path) -> None:
     assert Memory(tmp_path / "folder" / "f.json", again, [other]).recall()
     assert other.scale == 0.4
     assert again.cost.rounds_by_depth(1, 8) == pytest.approx(budget.cost.rounds_by_depth(1, 8))
-    assert again.acceptance.shares(3) == pytest.approx([r.value() for r in budget.acceptance.earlier[False]])
-    assert again.seen == {1: LEARN}
-    assert max(ratio.bottom for ratio in again.acceptance.recent) <= PRIOR
-
-
-def test_sampled_texts_alone_are_remembered_too(tmp_path: Path) -> None:
-    Memory(tmp_path / "f.json", learnt(), []).keep()
-    found = json.loads((tmp_path / "f.json").read_text())
-    found["parts"][1] = {"sampled": found["parts"][1]["greedy"]}
-    (tmp_path / "f.json").write_text(json.dumps(found))
-    again = AdaptiveBudget()
-    assert Memory(tmp_path / "f.json", again, []).recall()
-    assert again.acceptance.sampled
-    again.learn(Report(1, 3, 4, 0.03, 1.4, 0.001, [1, 1, 0], 3, 1.5))
-    assert again.acceptance.earlier.keys() == {True}
+    assert (again.cost, again.acceptance) == (budget.cost, budget.acceptance)
+    assert not again.measuring
 
 
 WRONG_COSTS: list[dict[str, Any]] = [
-    {"verify": {"2": -1}}, {"verify": {}}, {"verify": {"0": 1.0}}, {"draft": {"1": 3}}, {"draft": {"x": {}}},
-    {"nodes": {"1": {"2": float("nan")}}}, {"rest": float("nan")}, {"summed": 2},
+    {"verify": {"points": {"2": -1.0}, "counts": {"2": 1}}}, {"verify": {"points": {"0": 1.0}, "counts": {"0": 1}}},
+    {"verify": {"points": {"2": 1.0}}}, {"verify": 3}, {"draft": {"1": 3}}, {"draft": {"x": {}}},
+    {"nodes": {"1": {"points": {"2": float("nan")}, "counts": {"2": 1}}}}, {"rounds": -1},
+    {"rounds": 1.5}, {"rounds": 10**12}, {"summed": 2}, {"more": 1},
 ]  # fmt: skip
 WRONG_SHARES: list[dict[str, Any]] = [
-    {}, {"warm": []}, {"greedy": [["x", 1]]}, {"greedy": [[0, 0]]}, {"greedy": [[2, 1]]}, {"greedy": [[1]]},
-    {"greedy": [], "sampled": [[1, 2]]},
+    {"recent": []}, {"earlier": []}, {"earlier": 3}, {"sampled": 1}, {"promised": {"top": -1.0}}, {"warm": []},
+    {"recent": [1, 2, 3]}, {"recent": [{"top": "x"}] * 3},
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        None, {"format": 9}, {2: 0.0}, {2: None}, {2: float("nan")}, {"parts": []}, {"parts": 3},
+        None, {"format": 9}, {2: {"scale": 0.0}}, {2: None}, {2: {"scale": float("nan")}}, {"parts": []}, {"parts": 3},
         *({0: wrong} for wrong in WRONG_COSTS), *({1: wrong} for wrong in WRONG_SHARES),
     ],
 )  # fmt: skip
@@ -76,9 +64,9 @@ def test_what_cannot_be_read_is_forgotten(tmp_path: Path, change: dict | None) -
     Memory(file, learnt(), [Fit()]).keep()
     state = json.loads(file.read_text())
     for key, wrong in (change or {}).items():
-        if key == 0:
-            state["parts"][0] |= wrong
-        elif key in (1, 2):
+        if key in (0, 1):
+            state["parts"][key] |= wrong
+        elif key == 2:
             state["parts"][key] = wrong
         else:
             state[key] = wrong
@@ -88,54 +76,46 @@ def test_what_cannot_be_read_is_forgotten(tmp_path: Path, change: dict | None) -
     assert (budget, fit) == (AdaptiveBudget(), Fit())
 
 
-def mixed() -> tuple[Rates, Asking]:
+def mixed() -> tuple[Rates, Gate]:
     """What a mix learns, after fifty rounds."""
-    rates, asking = Rates(), Asking()
+    rates, gate = Rates(), Gate()
     for i in range(50):
         rates.learn(Family((-0.1, -2.0), 0 if i % 5 else -1))
-        asking.time(1, 0.01 * (1 + i % 3))
-        asking.learn([0.1 if i % 2 else 0.9], [3 if i % 2 else 0], 3.0)
-    return rates, asking
+        gate.time(1, 0.01 * (1 + i % 3))
+        gate.learn([0.1 if i % 2 else 0.9], [3 if i % 2 else 0], 3.0)
+    return rates, gate
 
 
 def test_what_a_mix_learnt_comes_back(tmp_path: Path) -> None:
-    """Rates and times as they were, and no record weighs more than a prior: the next run need not learn them anew."""
-    (rates, asking), (others, again) = mixed(), (Rates(), Asking())
-    Memory(tmp_path / "f.json", learnt(), (rates, asking)).keep()
+    """Rates and times as they were: the next run need not learn them anew."""
+    (rates, gate), (others, again) = mixed(), (Rates(), Gate())
+    Memory(tmp_path / "f.json", learnt(), (rates, gate)).keep()
     assert Memory(tmp_path / "f.json", AdaptiveBudget(), (others, again)).recall()
-    for confidence in (0.9, 0.1):
-        assert others.of(confidence) == pytest.approx(rates.of(confidence), abs=0.1)
-    assert max(r.bottom for r in others.bins) < max(r.bottom for r in rates.bins)
-    assert (again.seconds.points, again.added) == (asking.seconds.points, asking.added)
+    assert (others, again.seconds, again.gains, again.added) == (rates, gate.seconds, gate.gains, gate.added)
     budget = Budget(8, 3, price=Price((0.02, 0.021, 0.022, 0.023)), rate=20.0)
-    assert again.asks([0.1], [4], 1, budget)
-    assert asking.asks([0.1], [4], 1, budget)
+    assert again.allows([0.1], [4], 1, budget)
+    assert gate.allows([0.1], [4], 1, budget)
     assert again.gain(0.9) < 1 < again.gain(0.1)
-    assert 0 < max(r.bottom for r in again.gains.bins) < max(r.bottom for r in asking.gains.bins)
 
 
 def test_a_mix_whose_networks_were_never_timed_comes_back(tmp_path: Path) -> None:
     """Lookup alone, which is such a mix, has none."""
     rates = mixed()[0]
-    Memory(tmp_path / "f.json", learnt(), (rates, Asking())).keep()
-    others, again = Rates(), Asking()
+    Memory(tmp_path / "f.json", learnt(), (rates, Gate())).keep()
+    others, again = Rates(), Gate()
     assert Memory(tmp_path / "f.json", AdaptiveBudget(), (others, again)).recall()
     assert others.of(0.9) == pytest.approx(rates.of(0.9), abs=0.1)
-    assert again.asks([0.1], [4], 1, Budget(8, 3, rate=20.0))
+    assert again.allows([0.1], [4], 1, Budget(8, 3, rate=20.0))
 
 
-RECORDS: dict[str, Any] = {"seconds": {}, "added": 1.0, "gains": [[2.0, 1.0]] * 4}
-WRONG: list[dict[str, Any]] = [
-    {"gains": 3},
-    {"gains": [[2.0, 1.0]] * 3},
-    {"gains": [[2.0, -1.0]] * 4},
-    {"added": -1.0},
-]
+RATIO = {"top": 2.0, "bottom": 1.0}
+RECORDS: dict[str, Any] = {"seconds": {}, "added": 1.0, "gains": [RATIO] * 4}
+WRONG: list[dict[str, Any]] = [{"gains": 3}, {"gains": [RATIO] * 3}, {"gains": [[2.0, 1.0]] * 4}, {"added": -1.0}]
 
 
 @pytest.mark.parametrize(
     "change",
-    [[], [[], {}], [[[2.0, 1.0]] * 20, None], *([None, RECORDS | wrong] for wrong in WRONG)],
+    [[{}, []], [{"bins": []}, None], *([None, RECORDS | wrong] for wrong in WRONG)],
 )
 def test_what_a_mix_cannot_have_learnt_is_forgotten(tmp_path: Path, change: list) -> None:
     file, made = tmp_path / "f.json", mixed()
@@ -143,10 +123,10 @@ def test_what_a_mix_cannot_have_learnt_is_forgotten(tmp_path: Path, change: list
     whole = json.loads(file.read_text())
     states = [old if new is None else new for new, old in zip(change, whole["parts"][2:], strict=False)]
     file.write_text(json.dumps({**whole, "parts": [*whole["parts"][:2], *states]}))
-    fresh = Rates(), Asking()
+    fresh = Rates(), Gate()
     budget = AdaptiveBudget()
     assert not Memory(file, budget, fresh).recall()
-    assert (budget, fresh) == (AdaptiveBudget(), (Rates(), Asking()))
+    assert (budget, fresh) == (AdaptiveBudget(), (Rates(), Gate()))
 
 
 def test_it_is_written_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,7 +169,7 @@ def test_the_next_run_begins_with_it() -> None:
     second = outrider.load("demo", compile=False)
     budget = second.engine().budget
     assert isinstance(budget, AdaptiveBudget)
-    assert budget.seen == {1: LEARN}
+    assert not budget.measuring
     fits = [part for llm in (first, second) for part in llm.memories[0].learners if isinstance(part, Fit)]
     assert fits[0].scale == fits[1].scale != 1.0
     assert second.generate("Once upon a time", **asked)[0].tokens == text.tokens  # type: ignore[arg-type]

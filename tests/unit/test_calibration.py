@@ -13,14 +13,13 @@ import torch
 
 from outrider import drafters
 from outrider.budgets.budgeter import FixedBudget
-from outrider.budgets.calibration import BOUNDS, Family, Fit, families, score
 from outrider.checkpoints import native
 from outrider.core.noise import GumbelNoise
 from outrider.core.protocols import Drafter, Drafting, Round, TargetOutput
 from outrider.core.tree import from_lists
 from outrider.core.types import Array, Budget, DraftTree, Rows
 from outrider.drafters import eagle
-from outrider.drafters._calibrated import Calibrated, calibrated
+from outrider.drafters._calibrated import BOUNDS, Calibrated, Family, Fit, calibrated, families, score
 from outrider.drafters._growth import Growth
 from outrider.engine import Engine, Request, generate
 from outrider.nets.layer import LayerShape

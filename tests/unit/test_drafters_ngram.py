@@ -15,7 +15,7 @@ from outrider.params import InputError
 @pytest.mark.parametrize("n", [1, 2])
 def test_the_law_sums_to_one_and_has_full_support(n: int) -> None:
     for text in ([], [3], [1, 2, 1, 2, 1, 3]):
-        law = Counts.of(text, VOCAB).law(range(VOCAB), n)
+        law = Counts.of(text, VOCAB).distribution(range(VOCAB), n)
         assert law.shape == (VOCAB, VOCAB)
         assert (law > 0).all()
         np.testing.assert_allclose(law.sum(-1), 1)
@@ -23,9 +23,11 @@ def test_the_law_sums_to_one_and_has_full_support(n: int) -> None:
 
 def test_the_law_by_hand() -> None:
     counts = Counts.of([1, 2, 1, 2, 1, 3], 4)
-    assert counts.law([0], 1)[0].tolist() == pytest.approx([0.1, 0.4, 0.3, 0.2])
-    assert counts.law([1], 2)[0].tolist() == pytest.approx([0.025, 0.1, (2 + 0.3) / 4, (1 + 0.2) / 4])
-    assert counts.law([3], 2)[0].tolist() == pytest.approx([0.1, 0.4, 0.3, 0.2])  # nothing followed 3: the unigram
+    assert counts.distribution([0], 1)[0].tolist() == pytest.approx([0.1, 0.4, 0.3, 0.2])
+    assert counts.distribution([1], 2)[0].tolist() == pytest.approx([0.025, 0.1, (2 + 0.3) / 4, (1 + 0.2) / 4])
+    assert counts.distribution([3], 2)[0].tolist() == pytest.approx(
+        [0.1, 0.4, 0.3, 0.2]
+    )  # the unigram: nothing followed 3
 
 
 def test_counts_in_pieces_are_counts_of_the_whole() -> None:
@@ -33,7 +35,7 @@ def test_counts_in_pieces_are_counts_of_the_whole() -> None:
     counts = Counts.of(text[:3], 4)
     for token in text[3:]:
         counts.extend([token])
-    assert np.array_equal(counts.law(range(4), 2), Counts.of(text, 4).law(range(4), 2))
+    assert np.array_equal(counts.distribution(range(4), 2), Counts.of(text, 4).distribution(range(4), 2))
 
 
 def test_the_probable_token_comes_first(tmp_path) -> None:
@@ -54,7 +56,7 @@ def test_under_rejection_a_sampled_chain_carries_its_laws() -> None:
     assert tree.q is not None
     assert tree.q.shape == (3, 4, VOCAB)
     for b, prompt in enumerate(play.texts):
-        law = Counts.of(prompt, VOCAB).law(tree.tokens[b, :-1].tolist(), 2)
+        law = Counts.of(prompt, VOCAB).distribution(tree.tokens[b, :-1].tolist(), 2)
         np.testing.assert_allclose(tree.q[b], law, atol=1e-6, rtol=1e-5)
     shaped = play.propose(Budget(20, 8, shape=(3, 2)))
     assert shaped.parents[0].tolist() == [0, 0, 0, 0, 1, 1, 2, 2, 3, 3]
@@ -91,7 +93,7 @@ class Bigram(Table):
     """The drafter's own law as the target."""
 
     def logits(self, text: list[int]) -> Array:
-        return np.log(Counts.of(CORPUS, VOCAB).law([text[-1]], 2)[0]).astype(np.float32)
+        return np.log(Counts.of(CORPUS, VOCAB).distribution([text[-1]], 2)[0]).astype(np.float32)
 
 
 CORPUS = [1, 2, 3, 1, 2, 4, 5, 6, 1, 7, 2, 3, 8, 9, 1, 10, 0, 11, 5, 2]
@@ -113,12 +115,12 @@ def test_greedy_rejection_is_deterministic() -> None:
 def test_a_corpus_learns_nothing(tmp_path) -> None:
     (tmp_path / "corpus.txt").write_text("1 2 3")
     drafter = ngram.load(Table(), Words(), str(tmp_path / "corpus.txt"))
-    before = drafter.corpus.law(range(VOCAB), 2)
+    before = drafter.corpus.distribution(range(VOCAB), 2)
     play = Play(drafter, PROMPTS)
     play.select([0, 0, 2])
     for _ in range(4):
         play.round(Budget(8, 3))
-    assert np.array_equal(before, drafter.corpus.law(range(VOCAB), 2))
+    assert np.array_equal(before, drafter.corpus.distribution(range(VOCAB), 2))
 
 
 def test_bad_input(tmp_path) -> None:

@@ -127,7 +127,7 @@ def test_bad_values_are_refused(name: str, options: dict) -> None:
 def test_values_of_another_type_are_refused() -> None:
     for value in ("ten", 1.5, True, None):
         with pytest.raises(InputError, match="tokens must be a whole number of at least 1"):
-            _common.whole("tokens", value)
+            _common.integer("tokens", value)
     with pytest.raises(InputError, match="persist must be true or false"):
         _common.flag("persist", "perhaps")
 

@@ -18,11 +18,11 @@ from play import Play
 from outrider import drafters
 from outrider.budgets.acceptance import Ratio
 from outrider.budgets.budgeter import FixedBudget
-from outrider.budgets.calibration import Family, Rates
 from outrider.core.price import Price
 from outrider.core.tree import check, from_lists
 from outrider.core.types import Budget, DraftTree
 from outrider.drafters import _mix, eagle
+from outrider.drafters._calibrated import Family, Rates
 from outrider.drafters._growth import Growth
 from outrider.params import InputError
 from outrider.testing import TableTarget, plain

@@ -1,4 +1,4 @@
-"""How much to draft in each round: the adaptive budget, the bandit over shapes, calibrated confidences."""
+"""How much to draft in each round: the adaptive budget, fixed budgets, the bandit over shapes."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from typing import Any
 
 from ..params import InputError
 from .adaptive import AdaptiveBudget
-from .bandit import BanditBudget
-from .budgeter import Budgeter, FixedBudget
-from .shapes import MOST, Play, check_shapes, nodes, part_of, shape_of
+from .bandit import BanditBudget, Play
+from .budgeter import MOST, Budgeter, FixedBudget, check_shape, nodes
 
 SPELLINGS = "auto, none, NODESxDEPTH as in 16x6, a shape as in 3,2,1, or several shapes for a bandit as in '3,2,1 none'"
 OF_A_BANDIT: dict[str, Callable[[str], Any]] = {"reward": str, "scope": str, "explore": float, "discount": float}
@@ -34,28 +33,23 @@ def parse(text: str) -> Budgeter:
         return AdaptiveBudget()
     if text == "none":
         return FixedBudget(1, 0)
-    if text == "adaptive":
-        raise InputError("the adaptive budget is written auto")
     if size := re.fullmatch(r"(\d+)x(\d+)", text):
         count, depth = map(int, size.groups())
         if not 2 <= count <= MOST or depth < 1:
-            why = "drafts nothing" if count < 2 or depth < 1 else "is too large"
-            raise InputError(f"a budget of {text} {why}; NODES are 2 to {MOST}, DEPTH 1 or more")
+            raise InputError(f"a budget NODESxDEPTH has 2 to {MOST} nodes and a depth of 1 or more, not {text}")
         return FixedBudget(count, depth)
     words, options = [w for w in text.split() if "=" not in w], [w for w in text.split() if "=" in w]
     arms = tuple(map(_arm, words))
     if not arms:
         raise InputError(f"a budget is {SPELLINGS}, not {text!r}")
-    check_shapes(tuple(map(shape_of, arms)))
-    if len(set(arms)) < len(arms):
-        raise InputError(f"the budget {text!r} names a shape twice; a bandit needs each arm once")
     if len(arms) > 1:
         return BanditBudget(arms, **_fields(options))
     if options:
         raise InputError(f"the budget {text!r} has {options[0]}, which only a bandit over several shapes has")
-    if part_of(arms[0]):
+    part, shape = arms[0]
+    if part:
         raise InputError(f"the budget {text!r} names a second drafter; a choice needs a shape for each of them")
-    shape = shape_of(arms[0])
+    check_shape(shape)
     return FixedBudget(nodes(shape), len(shape), shape)
 
 
@@ -81,5 +75,4 @@ def _arm(word: str) -> Play:
     part = int(match[1] or 1) - 1
     if part < 0:
         raise InputError(f"drafters are counted from 1, not {word!r}")
-    shape = () if match[2] == "none" else tuple(map(int, match[2].split(",")))
-    return (part, shape) if part and shape else shape
+    return (0, ()) if match[2] == "none" else (part, tuple(map(int, match[2].split(","))))

@@ -15,38 +15,39 @@ rounds themselves. Choices depend on past rounds only, so a bandit may be used u
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ..core.types import Budget, Rows
 from ..params import InputError
-from .budgeter import Report
-from .shapes import Play, Shape, check_shapes, nodes, part_of, shape_of
+from .acceptance import Ratio
+from .budgeter import Report, Shape, check_shape, nodes
 
-ARMS: tuple[Shape, ...] = ((3, 3, 2, 1), (3, 2, 2, 1, 1), (2, 2, 2, 1, 1, 1))
-RECENT, OUTLIER = 0.1, 4.0  # weight of a round in a mean of seconds, and how many times the mean it counts at most
+Play = tuple[int, Shape]  # one of several drafters, counted from 0, and the shape of its trees
+PLAIN: Play = (0, ())
+ARMS: tuple[Play, ...] = ((0, (3, 3, 2, 1)), (0, (3, 2, 2, 1, 1)), (0, (2, 2, 2, 1, 1, 1)))
+KEEP, OUTLIER = 0.9, 4.0  # of a mean of seconds, per round; times the mean that a disturbed round counts at most
 
 
 @dataclass
 class Arm:
-    """A shape: the discounted sums of its rounds, and the mean seconds of its drafts and passes."""
+    """A shape: what its rounds gave, and the mean seconds of its drafts and passes."""
 
     play: Play
-    plays: float = 0.0
-    tokens: float = 0.0  # sum of N
-    shares: float = 0.0  # sum of 1/N
+    gain: Ratio = field(default_factory=Ratio)  # of N (reward exact) or 1/N (paper), over plays
+    draft: Ratio = field(default_factory=Ratio)
+    verify: Ratio = field(default_factory=Ratio)
     rounds: int = 0  # the first one warms up and is not timed
-    draft: float = 0.0
-    verify: float = 0.0
+
+    @property
+    def plays(self) -> float:
+        return self.gain.bottom
 
     def time(self, draft: float, verify: float) -> None:
-        """Add the seconds of a round; one that was disturbed moves a mean by a bounded step."""
+        """Add the seconds of a round."""
         self.rounds += 1
-        if self.rounds == 2:
-            self.draft, self.verify = draft, verify
-        elif self.rounds > 2:
-            self.draft += RECENT * (min(draft, OUTLIER * self.draft) - self.draft)
-            self.verify += RECENT * (min(verify, OUTLIER * self.verify) - self.verify)
+        if self.rounds > 1:
+            for mean, seconds in ((self.draft, draft), (self.verify, verify)):
+                mean.add(min(seconds, OUTLIER * mean.value()) if mean.bottom else seconds, keep=KEEP)
 
 
 @dataclass
@@ -63,16 +64,16 @@ class BanditBudget:
     reward: str = "exact"  # or paper
     scope: str = "shared"  # or request
     discount: float = 1.0
-    played: dict[int, dict[Play, Arm]] = field(default_factory=dict)  # by the number of rows; (): plain decoding
+    played: dict[int, dict[Play, Arm]] = field(default_factory=dict)  # by the number of rows
     last: Play | None = None  # the arm of this round; None: a measurement
 
     def __post_init__(self) -> None:
-        self.arms = tuple((part_of(a), shape_of(a)) if part_of(a) and shape_of(a) else shape_of(a) for a in self.arms)
-        if any(part_of(arm) < 0 for arm in self.arms):
-            raise InputError("drafters are counted from 0 here")
         if not self.arms or len(set(self.arms)) < len(self.arms):
             raise InputError("a bandit needs arms, each of them once")
-        check_shapes(tuple(map(shape_of, self.arms)))
+        for part, shape in self.arms:
+            check_shape(shape)
+            if part < 0:
+                raise InputError("drafters are counted from 0 here")
         if not 0 < self.discount <= 1 or not 0 <= self.explore < math.inf:
             raise InputError("discount must lie in (0, 1], and explore must be 0 or more")
         if self.reward not in ("paper", "exact") or self.scope not in ("request", "shared"):
@@ -83,58 +84,56 @@ class BanditBudget:
         arms, remaining = self._arms(len(rows)), max(rows.remaining) - 1
         if self.scope == "request" and not any(rows.serial):
             for arm in arms.values():
-                arm.plays = arm.tokens = arm.shares = 0.0
+                arm.gain = Ratio()
         self.last = None
-        if remaining < 1 or arms[()].rounds < 2:
+        if remaining < 1 or arms[PLAIN].rounds < 2:
             return Budget(1, 0)
-        self.last = self._best([arms[play] for play in self.arms], arms[()].verify).play
-        shape = shape_of(self.last)[:remaining]
-        return Budget(nodes(shape), len(shape), shape=shape or None, part=part_of(self.last))
+        self.last = part, shape = self._best(arms)
+        shape = shape[:remaining]
+        return Budget(nodes(shape), len(shape), shape=shape or None, part=part)
 
     def _arms(self, rows: int) -> dict[Play, Arm]:
-        return self.played.setdefault(rows, {play: Arm(play) for play in ((), *self.arms)})
+        return self.played.setdefault(rows, {play: Arm(play) for play in (PLAIN, *self.arms)})
 
-    def _best(self, arms: Sequence[Arm], plain: float) -> Arm:
-        for arm in arms:
-            if arm.plays == 0 or arm.rounds < 2:
-                return arm
-        t = max(1.0, sum(arm.plays for arm in arms))
+    def _best(self, arms: dict[Play, Arm]) -> Play:
+        for play in self.arms:
+            if not arms[play].plays or arms[play].rounds < 2:
+                return play
+        rounds, plain = sum(arms[play].plays for play in self.arms), arms[PLAIN].verify.value()
 
-        def bound(arm: Arm) -> float:
-            width = math.sqrt(2 * math.log(t) / arm.plays)
+        def bound(play: Play) -> float:
+            width = math.sqrt(2 * math.log(max(1.0, rounds)) / arms[play].plays)
             if self.reward == "exact":
-                width *= self._cost(arm, plain) * (1 - 1 / (len(shape_of(arm.play)) + 1))
-            return self._mean(arm, plain) + self.explore * width
+                width *= self._cost(arms[play], plain) * (1 - 1 / (len(play[1]) + 1))
+            return self._mean(arms[play], plain) + self.explore * width
 
-        return max(arms, key=bound)
+        return max(self.arms, key=bound)
 
     def learn(self, report: Report) -> None:
         """Add what a round cost and gave; nothing where its shape was cut."""
-        arms, play = self._arms(report.rows), self.last or ()
-        if report.depth < len(shape_of(play)):
+        arms, play = self._arms(report.rows), self.last or PLAIN
+        if report.depth < len(play[1]):
             return
         arms[play].time(report.draft_seconds, report.verify_seconds)
         if self.last is None:
             return
         drafting = report.rows if report.drafting is None else max(1, report.drafting)
-        given = 1 + sum(report.accepted) / drafting
+        tokens = 1 + sum(report.accepted) / drafting
         for arm in arms.values():
             mine = float(arm.play == play)
-            arm.plays = self.discount * arm.plays + mine
-            arm.tokens = self.discount * arm.tokens + mine * given
-            arm.shares = self.discount * arm.shares + mine / given
+            arm.gain.add(mine * (tokens if self.reward == "exact" else 1 / tokens), mine, self.discount)
 
     def _mean(self, arm: Arm, plain: float) -> float:
         """The arm's mean reward, at the present estimate of its cost."""
-        gain = arm.shares / arm.plays if self.reward == "paper" else arm.plays / arm.tokens
-        return -self._cost(arm, plain) * gain
+        gain = arm.gain.value()
+        return -self._cost(arm, plain) * (gain if self.reward == "paper" else 1 / gain)
 
     def _cost(self, arm: Arm, plain: float) -> float:
         """Cost of a round in plain passes, which take `plain` seconds."""
-        return (arm.draft + (plain if self.reward == "paper" else arm.verify)) / plain
+        return (arm.draft.value() + (plain if self.reward == "paper" else arm.verify.value())) / plain
 
     def means(self, rows: int = 1) -> dict[Play, tuple[float, float]]:
         """(plays, mean reward) of the arms that were played and timed."""
         arms = self._arms(rows)
-        known = [arms[play] for play in self.arms if arms[play].plays and arms[play].rounds > 1]
-        return {arm.play: (arm.plays, self._mean(arm, arms[()].verify)) for arm in known}
+        plain, known = arms[PLAIN].verify.value(), [a for a in arms.values() if a.plays and a.rounds > 1]
+        return {arm.play: (arm.plays, self._mean(arm, plain)) for arm in known}

@@ -8,6 +8,10 @@ from typing import Protocol, runtime_checkable
 
 from ..core.protocols import Drafting
 from ..core.types import Budget, Rows
+from ..params import InputError
+
+Shape = tuple[int, ...]  # children of every node of a depth; (): do not draft
+MOST = 256  # nodes of a tree, the root included: what a cache holds beyond the context
 
 
 @dataclass(frozen=True)
@@ -21,10 +25,14 @@ class Report:
     verify_seconds: float
     rest_seconds: float
     accepted: Sequence[int]  # [d]: of the rows that may draft, those that accepted depth d + 1, to that depth
-    drafted: int = 0  # the depth drafted: less than requested where `Budget.reach` ended it
     promised: float = 0.0  # the sum of the drafted nodes' values in all rows: tokens that they should be worth
     drafting: int | None = None  # rows that may draft; None: all of them
     total: int = 0  # nodes of all rows, where padding costs nothing; 0: it does
+
+    @property
+    def computed(self) -> int:
+        """Nodes that the pass computed: padding is counted where it costs as much."""
+        return self.total or self.rows * self.nodes
 
 
 @runtime_checkable
@@ -40,14 +48,27 @@ class Budgeter(Protocol):
 
 def may_draft(rows: Rows, drafting: Drafting) -> Rows:
     """The rows as a budget sees them: those that never draft, as `drafting.plain` says, have one token left.
-    (True: none of them does.)"""
+    (True: none of them drafts.)"""
     never = drafting.plain
-    if never is False:
-        return rows
-    if never is True:
-        return replace(rows, remaining=(1,) * len(rows))
+    if isinstance(never, bool):
+        return replace(rows, remaining=(1,) * len(rows)) if never else rows
     pairs = zip(rows.remaining, never, strict=True)
     return replace(rows, remaining=tuple(min(left, 1) if plain else left for left, plain in pairs))
+
+
+def nodes(shape: Shape) -> int:
+    """Nodes of a tree of this shape, the root included."""
+    count, layer = 1, 1
+    for width in shape:
+        layer *= width
+        count += layer
+    return count
+
+
+def check_shape(shape: Shape) -> None:
+    """Raise InputError where a tree of this shape could not be drafted."""
+    if any(width < 1 for width in shape) or nodes(shape) > MOST:
+        raise InputError(f"a shape has 1 or more children at every depth and at most {MOST} nodes, not {shape}")
 
 
 @dataclass
@@ -56,7 +77,7 @@ class FixedBudget:
 
     nodes: int = 16
     depth: int = 6
-    shape: tuple[int, ...] | None = None
+    shape: Shape | None = None
 
     def choose(self, rows: Rows) -> Budget:
         return Budget(self.nodes, self.depth, shape=self.shape)

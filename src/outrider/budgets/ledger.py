@@ -16,17 +16,16 @@ class Ledger:
     """What is owed, in seconds, for each batch size (sizes nearest to the same power of two share an account).
 
     A round with drafts adds the time that it took beyond what plain rounds would have taken for the same tokens, or
-    takes off what it saved. Every round pays off TRIES of its time. Drafts that a forecast is against are tried when
-    nothing is owed; those that it is for go on until HOLD rounds are owed. So drafts that do not pay cost TRIES of the
-    time in the long run, HOLD rounds once, and FORGIVEN rounds a text.
+    takes off what it saved. Every round pays off TRIES of its time. Where the forecast is against drafts, one is tried
+    when nothing is owed; where it is for them, they continue until HOLD rounds are owed. So drafts that do not pay cost
+    TRIES of the time in the long run, HOLD rounds once, and FORGIVEN rounds a text.
     """
 
     debt: dict[int, float] = field(default_factory=dict)
 
     def begin(self, rows: int, share: float, plain: float) -> None:
         """This share of the batch is new; a plain round takes `plain` seconds."""
-        size = nearest(rows)
-        self.debt[size] = max(0.0, self.debt.get(size, 0.0) - FORGIVEN * share**2 * plain)
+        self.charge(rows, -FORGIVEN * share**2 * plain)
 
     def owed(self, rows: int) -> float:
         return self.debt.get(nearest(rows), 0.0)
@@ -37,7 +36,7 @@ class Ledger:
 
     def pay(self, rows: int, seconds: float) -> None:
         """A round of so many seconds pays off its share."""
-        self.debt[nearest(rows)] = max(0.0, self.owed(rows) - TRIES / rows ** (1 / 3) * seconds)
+        self.charge(rows, -TRIES / rows ** (1 / 3) * seconds)
 
     def charge(self, rows: int, lost: float) -> None:
         """A round with drafts lost so many seconds, or saved them (below 0)."""

@@ -116,11 +116,10 @@ def check_weights_of(drafter: str, where: str) -> None:
 def check_budget(budget: str, drafters: int) -> None:
     """Refuse a budget that is none, or that chooses among other drafters than there are (`1:3,2,1 2:1,1`)."""
     from ..budgets import BanditBudget, parse
-    from ..budgets.shapes import part_of, shape_of
 
     read = parse(budget)
     arms = read.arms if isinstance(read, BanditBudget) else ()
-    named = {part_of(arm) + 1 for arm in arms if shape_of(arm)}
+    named = {part + 1 for part, shape in arms if shape}
     if ":" in budget and named != set(range(1, drafters + 1)):
         given = ", ".join(map(str, sorted(named)))
         raise InputError(f"--budget names the drafters {given}, and --drafter gives {drafters}; name each of them")

@@ -1,5 +1,5 @@
-"""The tokens of one row whose logits a bias or a penalty changes, as arrays that grow with its text: what
-`sampling.penalise` computes from the full text, for the compiled walk (`backends/native/walk.py`)."""
+"""Biases and penalties of one row as arrays that grow with its text: what `sampling.penalise` computes from the full
+text, incrementally, for the compiled walk (`backends/native/walk.py`)."""
 
 from __future__ import annotations
 

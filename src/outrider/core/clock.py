@@ -1,6 +1,6 @@
-"""A clock for the parts of a round, so that the code that is timed reads as if it were not.
+"""Seconds by part of a round.
 
-A GPU works on while the host goes ahead, so there a part ends when the device has done what the part gave it.
+A GPU runs asynchronously, so a part ends when the device has finished the work that the part launched.
 """
 
 from __future__ import annotations

@@ -112,7 +112,7 @@ def grow(
         price: cuts the tree to the size that pays best.
         frontier: "layer" feeds the best nodes of the last layer, `depth` times; "any" the best nodes not fed yet,
             whatever their depth, `steps` times. Then all nodes are ranked again and the best are kept.
-        value: False feeds the nodes of highest own confidence (EAGLE-2's ablation; ranking again goes by value).
+        value: False feeds the nodes of highest own confidence (EAGLE-2's ablation; the final ranking is by value).
         rerank: False keeps only the nodes that were chosen to be fed, those of the last step included (the same).
     """
     steps = depth if frontier == "layer" or steps is None else steps

@@ -112,7 +112,7 @@ def uniforms(seeds: Sequence[int], serials: Sequence[int], n: int, stream: int =
 
 
 class GumbelNoise:
-    """G by absolute position over a whole vocabulary, computed a block of positions ahead and kept up to a limit.
+    """G by absolute position over the vocabulary, computed a block of positions ahead and kept up to a limit.
 
     One instance serves any number of rows and rounds; it is a cache of a pure function, never a state.
     """

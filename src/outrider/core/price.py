@@ -1,4 +1,4 @@
-"""What the nodes of a round cost, and how many of them pay."""
+"""The cost of a round by its nodes, and how many nodes to keep."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Price:
-    """What a round costs by its nodes, so that trees can be cut where it pays best."""
+    """Seconds of a round by its nodes; trees are cut to the size with the most tokens per second."""
 
     seconds: tuple[float, ...]  # [n - 1]: a round whose widest row has n nodes, the root included
     trust: float = 1.0  # accepted tokens for each that the values promise

@@ -1,7 +1,7 @@
-"""The two seams: what a target and a drafter are to the engine, and what passes through.
+"""The interfaces of targets and drafters, and the values that pass through them.
 
-Whoever implements one subclasses it, so that the optional verbs have their defaults. The engine knows these protocols
-alone.
+An implementation subclasses its protocol, which has the defaults of optional methods. The engine uses nothing else of
+targets and drafters.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Prefill:
 
 @dataclass(frozen=True)
 class Kept:
-    """A text that a target has read, kept for prompts that begin like it."""
+    """The KV cache of a text, kept for prompts with the same prefix."""
 
     tokens: tuple[int, ...]
     layers: Sequence[tuple[Any, ...]]  # every layer's keys and values; () where it has none
@@ -71,13 +71,13 @@ class Session(Protocol):
 
     @abstractmethod
     def prefill(self, prompts: Sequence[Sequence[int]], taps: tuple[int, ...] = ()) -> Iterator[Prefill]:
-        """Read and commit the prompts, a chunk at a time. Each chunk holds the features of its tokens for the taps."""
+        """Prefill and commit the prompts, a chunk at a time. Each chunk has the features of its tokens for the taps."""
 
     @abstractmethod
     def forward(self, tree: DraftTree, taps: tuple[int, ...] = (), since: int = 0, embeds: Any = None) -> TargetOutput:
         """Logits of the nodes from `since` on; commits nothing. Nodes before `since` are in the cache already.
 
-        `embeds` [b, n - since, h]: embeddings to read in place of the tokens'.
+        `embeds` [b, n - since, h]: inputs in place of the tokens' embeddings.
         """
 
     @abstractmethod
@@ -90,7 +90,7 @@ class Session(Protocol):
 
     @abstractmethod
     def wipe(self, rows: Sequence[int]) -> None:
-        """Leave no NaN in these rows; they are left out next."""
+        """Overwrite NaN in these rows, which `select` drops next."""
 
     @abstractmethod
     def select(self, index: Sequence[int]) -> None:
@@ -101,39 +101,39 @@ class Session(Protocol):
         """Append the rows of another session of this target."""
 
     def taken(self, row: int, tokens: Sequence[int], features: Mapping[int, Any]) -> Kept | None:
-        """A copy of what this row has read: `tokens`, its first ones. None where texts cannot be kept."""
+        """A copy of the cache of this row's first tokens, `tokens`. None where texts cannot be kept."""
         return None
 
     def resume(self, prompt: Sequence[int], taps: tuple[int, ...], kept: Kept, same: int) -> Iterator[Prefill]:
         """As `prefill` of one prompt, whose first `same` tokens are copied from `kept`, one that `taken` gave."""
-        assert 0 < same < len(prompt), "the last token of a prompt is read, for what follows it"
+        assert 0 < same < len(prompt), "the last token of a prompt is computed, for its logits"
         return self.prefill([prompt], taps)
 
 
 @runtime_checkable
 class Target(Protocol):
-    """The model whose distribution is the truth, and all that drafters know of it."""
+    """The model whose distribution the text follows."""
 
     vocab: int  # the size of the logits
-    context: int  # how many positions there are
+    context: int  # positions
     hidden: int  # the width of hidden states
     layers: int  # hidden states have the taps 0 .. layers; -1 is the last one, after the final norm
     precision: str  # of hidden states: float32, bfloat16, float16 or float64
     device: str = "cpu"
-    exact: Literal["bits", "rounding"] = "rounding"  # what logits with drafts are equal to: those without, or so near
+    exact: Literal["bits", "rounding"] = "rounding"  # as without drafts: bit for bit, or up to rounding
     model: Any = None  # the stock transformers model, where there is one
     mark: str = ""  # of the weights as they were loaded
-    code: Any = None  # the compiled code that its passes run in, if they do; drafters run in it too
-    kernels: str = ""  # which compiled code computes its passes: other code takes other times
-    tensors: bool = False  # do `embed` and `head` take and give torch tensors, or arrays?
-    separate: bool = False  # is what it writes no continuation of the prompt's own text (encoder-decoders)?
-    integers: bool = False  # are its products of integers (int8 activations)? Its distributions differ a little then
-    logit_cap: float = 0.0  # of a soft cap of logits, which `head_rows` leave out; 0: none
-    ragged: bool = False  # does the time of a pass follow from the nodes of all rows together, padding left out?
+    code: Any = None  # the compiled library of its passes, which drafters use too; None: it has none
+    kernels: str = ""  # the build of that library, on which costs depend
+    tensors: bool = False  # do `embed` and `head` use torch tensors, or arrays?
+    separate: bool = False  # is its output no continuation of the prompt (encoder-decoders)?
+    integers: bool = False  # int8 activations? Its distributions differ a little then
+    logit_cap: float = 0.0  # soft cap of logits, not applied by `head_rows`; 0: none
+    ragged: bool = False  # does a pass cost nothing for padding?
 
     @property
     def arithmetic(self) -> str:
-        """Its precision, and how its weights are kept where that is another one."""
+        """Its precision, and that of its weights where it differs."""
         return self.precision
 
     @property
@@ -143,8 +143,8 @@ class Target(Protocol):
 
     @abstractmethod
     def turn(self) -> AbstractContextManager[Any]:
-        """One step of a batch, alone over this target and without gradients: threads that share it wait for each
-        other. Re-entrant; never held between two steps."""
+        """The lock of this target, held for one step of a batch, without gradients. Re-entrant; released between
+        steps."""
 
     @abstractmethod
     def embed(self, tokens: Any) -> Any:
@@ -155,8 +155,8 @@ class Target(Protocol):
         """Logits [.., v] of hidden states [.., h] after the final norm, with the family's scale and soft cap."""
 
     def head_rows(self, tokens: Array | None) -> Array | None:
-        """Rows [.., h] of the LM head for these token ids (None: all), in this precision, where the head is a product
-        and nothing else (but for a soft cap) and this target computes on the host; else None."""
+        """Rows [.., h] of the LM head for these token ids (None: all), in this precision, where the head is a matrix
+        product (and a soft cap) and this target computes on the CPU; else None."""
         return None
 
     @property
@@ -171,19 +171,19 @@ class Target(Protocol):
 
     @property
     def signature(self) -> str:
-        """A fingerprint of its weights: where it differs, so may the text."""
+        """A fingerprint of its weights: texts are the same where it is."""
         return self.mark
 
     def release(self) -> None:
-        """Give memory back that is kept for later passes: one has just failed for want of it."""
+        """Free buffers that are kept for later passes, after one ran out of memory."""
         return
 
     def settle(self) -> None:
-        """Wait until the device has done what it was given; nothing to wait for on a CPU."""
+        """Wait until the device has finished; on a CPU it always has."""
         return
 
     def judge(self, question: Question) -> Verdict | None:
-        """Apply a rule where the logits are, with the results of `core.verify.judge`; None: that one shall do it."""
+        """Apply a rule where the logits are, with the results of `core.verify.judge`; None: the engine calls that."""
         return None
 
 
@@ -193,7 +193,7 @@ class Drafting(Protocol):
 
     @abstractmethod
     def observe(self, round: Round) -> None:
-        """Learn what was committed: called for every chunk of a prompt and for every round."""
+        """Take over what was committed: called for every chunk of a prompt and for every round."""
 
     @abstractmethod
     def propose(self, rows: Rows, budget: Budget) -> DraftTree:
@@ -201,14 +201,14 @@ class Drafting(Protocol):
 
     @abstractmethod
     def select(self, index: Sequence[int]) -> None:
-        """Row i becomes old row index[i]; repeats are forks that share nothing that changes."""
+        """Row i becomes old row index[i]; repeats are forks that share no mutable state."""
 
     @abstractmethod
     def join(self, other: Drafting) -> None:
         """Append the rows of another drafting of this drafter."""
 
     def sketch(self, rows: Rows, budget: Budget) -> Sequence[HostRow] | None:
-        """What `propose` would propose, as lists with values; None: it has no cheaper way to say so."""
+        """The proposal as lists with values, where that is cheaper than a tree; else None."""
         return None
 
     @property
@@ -222,10 +222,10 @@ class Drafter(Protocol):
     """Weights and configuration; immutable, shared by concurrent generations."""
 
     taps: tuple[int, ...] = ()  # the target's layers whose hidden states it reads
-    counts: bool = False  # are its confidences counts? Then it is learnt how often they come true
+    counts: bool = False  # are its confidences counts? Then their acceptance rates are learned (`Rates`)
     reads_tree: bool = True  # does `observe` look at a round's nodes, or at its tokens alone?
     scale: float | None = None  # s of its confidences softmax(r / s), where they can be scaled
-    reopens: bool = True  # is its state that of the text alone, so that reading a text as a prompt restores it?
+    reopens: bool = True  # does its state depend on the text alone, so that a prefill restores it?
     parts: Sequence[Drafter] = ()  # of a mix or a choice
     models: Sequence[Target] = ()  # draft models, which are targets of their own
 

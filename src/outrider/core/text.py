@@ -117,7 +117,7 @@ class TokenBytes:
             raise Unknown("it is not backed by the tokenizers package")
         try:
             layout = None if backend.decoder is None else json.loads(backend.decoder.__getstate__())
-        except Exception as error:  # a decoder in Python, which tells nothing
+        except Exception as error:  # a decoder in Python, which cannot be inspected
             raise Unknown(str(error)) from None
         added = backend.get_added_tokens_decoder()
         special = frozenset(i for i, token in added.items() if token.special)
@@ -405,7 +405,7 @@ class TextStream:
     def __init__(self, decoding: Decoding, stops: Sequence[Pattern] = (), least: int = 0):
         self.decoding, self.stops, self.least = decoding, stops, least
         self.matched = [0] * len(stops)  # bytes of each stop string that the text ends in
-        self.held = b""  # may begin a stop string
+        self.pending = b""  # may begin a stop string
         self.characters = codecs.getincrementaldecoder("utf-8")("replace")
         self.tokens = 0
         self.stopped = False
@@ -419,25 +419,25 @@ class TextStream:
         if self.stopped:
             return ""
         shown = self._add(self.decoding.flush(), 0)
-        held, self.held = self.held, b""
-        return shown + ("" if self.stopped else self.characters.decode(held, final=True))
+        pending, self.pending = self.pending, b""
+        return shown + ("" if self.stopped else self.characters.decode(pending, final=True))
 
     def _add(self, spelt: bytes, tokens: int) -> str:
         self.tokens += tokens
         if not self.stops:
             return self.characters.decode(spelt)
-        self.held += spelt
+        self.pending += spelt
         end = self._search(spelt)
         if self.stopped:
-            shown, self.held = self.held[:end], b""
+            shown, self.pending = self.pending[:end], b""
         else:
-            end = len(self.held) - max(self.matched)
-            shown, self.held = self.held[:end], self.held[end:]
+            end = len(self.pending) - max(self.matched)
+            shown, self.pending = self.pending[:end], self.pending[end:]
         return self.characters.decode(shown, final=self.stopped)
 
     def _search(self, spelt: bytes) -> int:
-        """Where in `held`, which ends in `spelt`, the text ends, if a stop string is completed."""
-        begin, starts = len(self.held) - len(spelt), []
+        """Where in `pending`, which ends in `spelt`, the text ends, if a stop string is completed."""
+        begin, starts = len(self.pending) - len(spelt), []
         for which, stop in enumerate(self.stops):
             matched = self.matched[which]
             if not matched and stop.text[:1] not in spelt:

@@ -107,7 +107,7 @@ class Gumbel(Protocol):
 
 @dataclass(frozen=True)
 class Rows:
-    """What a drafter may know about the requests of a batch. Every field has one entry for each row."""
+    """The rows (sequences) of a batch, as a drafter sees them. Fields but `rule` and `gumbel` have an entry per row."""
 
     root: tuple[int, ...]  # token of node 0
     start: tuple[int, ...]  # absolute position of node 0 = number of committed tokens before it
@@ -152,19 +152,19 @@ class Budget:
     floor: float = 0.0  # coupled only: drop nodes whose value (a probability) lies below
     reach: float = 0.0  # coupled only: stop expanding when the best value is below
     price: Price | None = None  # coupled only: keep the nodes that pay
-    rate: float = 0.0  # coupled only: tokens a second and row as things are; a mix skips networks that gain less
+    rate: float = 0.0  # coupled only: tokens per second of a row at present; a mix skips networks that gain less
     shape: tuple[int, ...] | None = None  # rejection: the static shape (N1, ..., Ng); a chain is (1, 1, ...)
-    scale: float | None = None  # s of the confidences softmax(r / s), where it is fitted; None: the drafter's own
+    scale: float | None = None  # fitted s of the confidences softmax(r / s); None: the drafter's own
     part: int = 0  # of several drafters to choose from, which one
 
 
 @dataclass
 class Usage:
-    """What one output cost. `tau` counts the target's own token; the prompt's pass is no round.
+    """Counts and times of one output. `tau` counts the target's own token; the prefill is not a round.
 
     `drafted` counts the nodes proposed, roots left out, `accepted` those on accepted paths, `tested` the depths at
     which a draft was tested; `accepted_at[d]` and `tested_at[d]` are the rounds that accepted or tested depth d + 1.
-    Times are those of the rounds it took part in: rows that decode side by side have the same seconds, not shares.
+    Times are those of its rounds: rows of one batch count the same seconds, not shares.
     """
 
     prompt_tokens: int = 0

@@ -1,10 +1,10 @@
-"""Drafters: one file is one method, and the file's name is how it is asked for.
+"""Drafters: one file is one method, named as its file.
 
 A SPEC is `name`, `name:path-or-hub-id`, or either with options: `lookup?ngram=3&tokens=10`,
 `model:DIR?depth=6&width=4`. Several with ` + ` between them are a mix.
 
 Each file has `load(target, tokenizer, path, **options) -> Drafter`, and `NETWORK` if what it loads was trained here.
-Where `load` has a `scale`, it is fitted as the drafter is used (`calibration.py`), unless the SPEC gives a number.
+Where `load` has a `scale`, it is fitted while the drafter is used (`_calibrated.py`), unless the SPEC gives a number.
 Another package adds a drafter by an entry point of the group `outrider.drafters` that names such a module.
 """
 
@@ -20,13 +20,13 @@ from urllib.parse import parse_qsl
 from .. import plugins, shipped
 from ..core.protocols import Drafter, Target
 from ..params import InputError, missing
-from ..plugins import MIX as MIX  # so that nobody above this floor reads the plugins themselves
+from ..plugins import MIX as MIX  # for those who may not import `plugins`
 from ..plugins import parts as parts
 from ._calibrated import calibrated
 
 
 def names() -> list[str]:
-    """The drafters there are: the files of this folder, and those of other packages (`plugins.py`)."""
+    """The drafters of this package and of other packages (`plugins.py`)."""
     return plugins.names("drafters")
 
 
@@ -37,7 +37,7 @@ def load(
 
     Args:
         specs: one SPEC (`docs/formats.md` has the grammar), or several in order of trust, also as `SPEC + SPEC`.
-        target: what it drafts for; drafters with weights are held to it.
+        target: what it drafts for; drafters with weights must fit it.
         tokenizer: the target's, for drafters that read text.
         choose: no mix: the budget names one of several drafters each round.
 
@@ -57,7 +57,7 @@ def load(
 
 
 def alone(drafter: Drafter) -> Drafter:
-    """The drafter, or a mix of this one if its confidences are counts, so that it is learnt what they are worth."""
+    """The drafter, or a mix of this one if its confidences are counts, so that their acceptance rates are learned."""
     from ._mix import of
 
     return of([drafter]) if drafter.counts else drafter
@@ -86,11 +86,11 @@ def _loaded(spec: str, name: str, path: str, query: str, target: Target | None, 
 
 
 def _method_of(folder: str) -> str:
-    """A folder that says by its config or its weights which method it holds needs no name, nor does what ships with the
-    package (`smollm2/eagle3`); all else needs one."""
+    """The method of a folder, by its config or weights, or of what ships with the package (`smollm2/eagle3`). Raises
+    InputError where neither says."""
     if (config := shipped.folder_of(folder) / "config.json").is_file():
         method = _own_method(config)
-        if method is None:  # another's layout
+        if method is None:  # not the native layout
             from ..checkpoints import method_of
 
             method = method_of(folder)
@@ -110,7 +110,7 @@ def _own_method(config: Path) -> str | None:
 
 
 def options_of(spec: str, query: str, function: Any) -> dict[str, Any]:
-    """The options of a SPEC's query, each of its default's type. Raises InputError for one that there is not."""
+    """The options of a SPEC's query, each of its default's type. Raises InputError for an unknown one."""
     known = {
         name: parameter.default
         for name, parameter in inspect.signature(function).parameters.items()

@@ -1,15 +1,126 @@
-"""Drafters whose confidences are calibrated while they are used (`budgets/calibration.py`)."""
+"""Calibration: do drafted nodes get accepted as often as their confidences say, and the scale that makes it so.
+
+A node's confidence is conditional on its parent's acceptance: softmax(r / s) among the candidates of its parent, with
+r = log q + T * G under `coupled` and log q elsewhere (`sampling.rank`). A round tests it only where the parent was
+accepted. A `Family` is such a test: the drafted children of one accepted node, and which of them the target chose.
+
+    Fit      the scale s of a drafter's confidences
+    Rates    for confidences that are counts: how often those of about this size came true
+
+The fit. For c = softmax(r / s) and the target's choice y, the log-likelihood log c_y has the slope, along log s,
+
+    g = sum over the drafted children i of (c_i - [i = y]) w_i,    w_i = log c_i - t
+
+if t is the mean log-confidence of the candidates that were not drafted. A tree does not carry t. But g has the mean 0
+at the true s whatever t is, and for every t below the least log c_i its mean falls with log s (the weights rise with
+the confidences, so the mean's slope is minus a covariance of two quantities that rise together): it always leads
+towards the true s. A candidate that was not drafted is below the least of those that were, and below what they leave
+over; t is taken a factor e below both. Each family moves s by a step of Newton's method,
+
+    log s <- log s + g / I,    I <- 0.998 I + sum of c_i w_i^2 - (sum of c_i w_i)^2
+
+I being the information of all families so far, those long ago counting for less.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..budgets.calibration import Fit, families
-from ..budgets.memory import Learner
+from ..budgets.acceptance import Ratio
 from ..core.protocols import Drafter, Drafting, Round
 from ..core.types import Budget, DraftTree, Rows
+
+KEEP = 0.998  # of the information, per family: what the fit remembers is worth 500 of them
+PRIOR = 16.0  # information that the first s is worth
+STEP = 0.25  # the most that one family moves log s
+BOUNDS = (0.05, 20.0)  # of s
+BINS = 20  # of confidences
+LEAST = 1e-4  # what drafted children leave over at least: no confidence is certainty
+
+
+@dataclass(frozen=True)
+class Family:
+    """The drafted children of a node that was accepted (the root always is)."""
+
+    logs: tuple[float, ...]  # their confidences' logarithms
+    hit: int  # which of them the target chose; -1: none
+
+    @property
+    def pairs(self) -> list[tuple[float, bool]]:
+        """(confidence, accepted?) of every child."""
+        return [(math.exp(x), i == self.hit) for i, x in enumerate(self.logs)]
+
+
+def families(tree: DraftTree, chosen: Sequence[Sequence[int]]) -> list[Family]:
+    """The families of a tree along the tokens that a round added, in all rows, whether or not this tree was verified;
+    none if it carries no confidences."""
+    if tree.values is None or tree.nodes < 2:
+        return []
+    return [family for row, added in zip(tree.host, chosen, strict=True) for family in _along(*row, added)]
+
+
+def _along(tokens: list[int], parents: list[int], values: list[float], chosen: Sequence[int]) -> list[Family]:
+    """The families on the way that the target's tokens take through one row's tree."""
+    tests, node = [], 0
+    for token in chosen:
+        children = [i for i in range(1, len(tokens)) if parents[i] == node and values[i] > -math.inf]
+        if not children:
+            break
+        hit = next((k for k, i in enumerate(children) if tokens[i] == token), -1)
+        tests.append(Family(tuple(min(0.0, values[i] - values[node]) for i in children), hit))
+        if hit < 0:
+            break
+        node = children[hit]
+    return tests
+
+
+def score(family: Family) -> tuple[float, float]:
+    """Slope of the log-likelihood along log s, and its variance (the information), of one family; see above."""
+    shares = [math.exp(x) for x in family.logs]
+    rest = max(LEAST, 1 - math.fsum(shares))
+    below = min(min(family.logs), math.log(rest)) - 1
+    weights = [x - below for x in family.logs]
+    mean = math.fsum(c * w for c, w in zip(shares, weights, strict=True))
+    slope = mean - (weights[family.hit] if family.hit >= 0 else 0.0)
+    return slope, math.fsum(c * w * w for c, w in zip(shares, weights, strict=True)) - mean * mean
+
+
+@dataclass
+class Fit:
+    """s of one drafter, fitted as families come in."""
+
+    scale: float = 1.0
+    information: float = PRIOR
+
+    def learn(self, family: Family) -> None:
+        slope, information = score(family)
+        self.information = max(PRIOR, KEEP * self.information + max(0.0, information))
+        step = max(-STEP, min(STEP, slope / self.information))
+        self.scale = min(max(self.scale * math.exp(step), BOUNDS[0]), BOUNDS[1])
+
+
+@dataclass
+class Rates:
+    """How often children were right, by their confidence. It begins as half of that: a count is no probability."""
+
+    bins: list[Ratio] = field(default_factory=lambda: [Ratio() for _ in range(BINS)])
+
+    def __post_init__(self) -> None:
+        if len(self.bins) != BINS:
+            raise ValueError(f"there are {BINS} bins")
+
+    def learn(self, family: Family) -> None:
+        for confidence, hit in family.pairs:
+            self._bin(confidence).add(hit, keep=KEEP)
+
+    def of(self, confidence: float) -> float:
+        return self._bin(confidence).value(confidence / 2, 2.0)
+
+    def _bin(self, confidence: float) -> Ratio:
+        return self.bins[min(BINS - 1, int(BINS * confidence))]
 
 
 @dataclass(frozen=True)
@@ -29,7 +140,7 @@ class Calibrated(Drafter):
         return self.inner
 
     @property
-    def learners(self) -> list[Learner]:
+    def learners(self) -> list[Any]:
         return [self.fit, *self.inner.learners]
 
     @property
@@ -50,7 +161,7 @@ class CalibratedDrafting(Drafting):
 
     inner: Any
     fit: Fit
-    mine: DraftTree | None = None  # this round's: what the target wrote tells of it, whoever's tree was verified
+    mine: DraftTree | None = None  # this round's; it is scored by the tokens added, whichever tree was verified
 
     def observe(self, round: Round) -> None:
         if self.mine is not None and round.rows.rule == "coupled":

@@ -39,7 +39,7 @@ class ChainDrafter(Drafter):
 
 @dataclass
 class ChainDrafting(Drafting):
-    """A drafting whose tree is cut to its best path; it is told of the nodes that it grew itself."""
+    """A drafting whose tree is cut to its best path; it observes the nodes that it grew itself."""
 
     inner: Drafting
     tokens: int

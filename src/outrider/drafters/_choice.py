@@ -29,7 +29,7 @@ class ChoiceDrafter(Drafter):
 
 @dataclass
 class ChoiceDrafting(Drafting):
-    """The state of each of the drafters; all are told of every round."""
+    """The state of each drafter; all observe every round."""
 
     parts: list[Drafting]
 

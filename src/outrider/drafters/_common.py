@@ -1,4 +1,4 @@
-"""What the drafters share: reading options and corpora, the depth that is of use, forking the state of rows."""
+"""What the drafters share: options and corpora, the depth that is of use, forking the state of rows."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def refuse(drafter: str, unknown: Mapping[str, Any], path: str | None = None) ->
         raise InputError(f"the drafter {drafter} reads no file; leave out {path!r}")
 
 
-def whole(name: str, value: Any, least: int = 1, most: int = 1 << 30) -> int:
+def integer(name: str, value: Any, least: int = 1, most: int = 1 << 30) -> int:
     """An integer option within bounds."""
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
         bounds = f"of at least {least}" if most == 1 << 30 else f"from {least} to {most}"
@@ -52,7 +52,7 @@ def corpus(drafter: str, path: str, tokenizer: Any) -> list[int]:
 
 
 def useful(rows: Rows, budget: Budget) -> list[int]:
-    """How deep a draft may go in each row: within the budget, and leaving room for the target's own token."""
+    """How deep a draft may go in each row: within the budget, and one less than remains, for the target's own token."""
     depth = budget.depth if budget.nodes > 1 else 0
     return [max(0, min(depth, remaining - 1)) for remaining in rows.remaining]
 

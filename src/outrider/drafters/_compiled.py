@@ -1,8 +1,7 @@
-"""Drafting with compiled code: what was committed waits in the target's own arrays, and is read in the call that
-drafts.
+"""Drafting in compiled code: committed pairs of features and tokens are queued, and processed by the next draft's call.
 
-A text for which nothing is drafted need never be read: reading every token of a full batch would cost it a twentieth of
-its time. What waits goes with its row.
+A text for which nothing is drafted is never processed: processing every token of a full batch would cost a twentieth of
+its time. The queue of a row moves with the row.
 """
 
 from __future__ import annotations
@@ -22,15 +21,15 @@ from ..core.types import Array, Budget, DraftTree, Rows
 from . import _ranks
 from ._growth import Growth, Step
 
-MOST = 2048  # pairs a row may wait
+MOST = 2048  # pairs in the queue of a row
 
 
 def code_for(target: Target, precision: str) -> Library | None:
-    """The compiled code for a drafter in this precision; None where its target's passes do not run in such code, or
-    there is none on this machine.
+    """The compiled library for a drafter in this precision; None where its target's passes are not compiled, or there
+    is none on this machine.
 
-    It is the target's own where that opens blocks. On processors with AVX2 alone that is so where the target's weights
-    have 16 bits, though all else is float32; a drafter's float32 weights would be four times as many bytes.
+    It is the target's own where that has kernels for blocks of quantised weights (on processors with AVX2 alone: where
+    the target's weights have 16 bits, though all else is float32).
     """
     if target.code is None:
         return None
@@ -57,14 +56,14 @@ class PairDrafting(Drafting):
     drafter: Any  # its taps, and `compiled`
     cache: SlotCache
     last: Array  # float32 [b, h]: behind every row's last pair
-    pairs: list[Pairs] = field(default_factory=list)  # that wait
-    counts: list[int] = field(init=False)  # of each row's
+    pairs: list[Pairs] = field(default_factory=list)  # the queue
+    counts: list[int] = field(init=False)  # queued pairs of each row
 
     def __post_init__(self) -> None:
         self.counts = [0] * len(self.cache.host)
 
     def observe(self, round: Round) -> None:
-        """Keep the features of what was committed, each with its token."""
+        """Queue the features of committed tokens, each with its token."""
         self.pairs.append(given := Pairs.of(round, self.drafter.taps))
         self.counts = [old + len(nodes) for old, nodes in zip(self.counts, given.nodes, strict=True)]
         if max(self.counts) >= MOST:
@@ -73,8 +72,8 @@ class PairDrafting(Drafting):
     def select(self, index: Sequence[int]) -> None:
         if list(index) == list(range(len(self.cache.host))):
             return
-        found = (pairs.select(index) for pairs in self.pairs)
-        self.pairs = [pairs for pairs in found if any(pairs.nodes)]
+        chosen = (pairs.select(index) for pairs in self.pairs)
+        self.pairs = [pairs for pairs in chosen if any(pairs.nodes)]
         self.last, self.counts = self.last[list(index)], [self.counts[i] for i in index]
         self.cache.select(index)
 
@@ -86,17 +85,17 @@ class PairDrafting(Drafting):
         self.cache.join(other.cache)
 
     def read(self) -> None:
-        """Read what waits."""
+        """Process the queue."""
         if self.pairs:
             self.reader.read(self.cache, self.last, self.taken())
 
     @property
     def reader(self) -> Any:
-        """What has `read`."""
+        """The compiled network, which has `read`."""
         return self.drafter.compiled
 
     def taken(self) -> list[Pairs]:
-        """What waits, and waits no longer."""
+        """The queue, which is emptied."""
         pairs, self.pairs, self.counts = self.pairs, [], [0] * len(self.counts)
         return pairs
 
@@ -124,8 +123,8 @@ class EagleDrafting(PairDrafting):
 
     def propose(self, rows: Rows, budget: Budget) -> DraftTree:
         drafter = self.drafter
-        if (asked := drafter.growth.quick(rows, budget)) is not None:
-            tree: DraftTree = drafter.compiled.grow(self.cache, self.last, self.taken(), rows, *asked)
+        if (arguments := drafter.growth.compiled(rows, budget)) is not None:
+            tree: DraftTree = drafter.compiled.grow(self.cache, self.last, self.taken(), rows, *arguments)
             assert self.cache.host == list(rows.start), "one pair for every token but the first, the root included"
             return tree
         first, step = self._start(rows)
@@ -138,7 +137,7 @@ class EagleDrafting(PairDrafting):
         return _ranks.below(rows, first, step, truth, k, self.drafter.compiled.names)
 
     def _start(self, rows: Rows) -> tuple[Array, Step]:
-        """The logits below the root, and the step that goes on from it."""
+        """The logits below the root, and the step that follows."""
         self.read()
         assert self.cache.host == list(rows.start), "one pair for every token but the first, the root included"
         compiled: Eagle = self.drafter.compiled

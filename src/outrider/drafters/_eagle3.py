@@ -170,18 +170,18 @@ class ParallelDrafting(FeatureDrafting):
         given = drafter.mask.expand(b, n, -1)
         spelled = torch.full((b, n), drafter.config.mask_token, device=device)
         if features is not None and tokens is not None:
-            here, room = torch.arange(n, device=device) < count, n - m
-            pairs = functional.pad(drafter.given(features[:, :m]), (0, 0, 0, room))
+            here, missing = torch.arange(n, device=device) < count, n - m
+            pairs = functional.pad(drafter.given(features[:, :m]), (0, 0, 0, missing))
             given = torch.where(here[..., None], pairs, given)
-            spelled = torch.where(here, functional.pad(tokens[:, :m], (0, room)), spelled)
+            spelled = torch.where(here, functional.pad(tokens[:, :m], (0, missing)), spelled)
         made = self._chain(given, spelled) if n else given
         before = made.new_zeros(b, 1, made.shape[2]) if self.last is None else self.last
         at = (count + torch.arange(max(depth, 1), device=device))[..., None].expand(-1, -1, made.shape[2])
-        found = torch.cat([before, made], 1).gather(1, at)  # the last pair's output, and the masks' behind it
-        self.last = found[:, :1]
+        outputs = torch.cat([before, made], 1).gather(1, at)  # the last pair's output, and the masks' behind it
+        self.last = outputs[:, :1]
         cache.advance(counts)
         assert cache.host == list(rows.start), "one pair for every token but the first, the root included"
-        return drafter.logits(found[:, :depth])
+        return drafter.logits(outputs[:, :depth])
 
 
 def drafter(net: Eagle3Net, target: Target, growth: Growth | None = None) -> Drafter:

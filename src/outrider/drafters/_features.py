@@ -1,7 +1,7 @@
 """Drafting state of the drafters that read the target's features and step on their own: EAGLE, EAGLE-2, HASS, EAGLE-3.
 
 A pair is (feature of position i, token i + 1). Pairs of committed text are fed with the target's true features and stay
-in the layer's cache; from the root's pair on, the network goes on with its own vectors, which last for one round:
+in the layer's cache; from the root's pair on, the network continues with its own vectors, which last for one round:
 
     text       t_0   t_1   ..   t_L = root          L committed tokens before the root
     pairs      (f_0, t_1) .. (f_{L-1}, t_L)         positions 0 .. L - 1, true features
@@ -75,7 +75,7 @@ class FeatureDrafting(Drafting):
         self.waiting = Waiting([0] * len(self.cache.host))
 
     def observe(self, round: Round) -> None:
-        """Keep the true features of what was committed, each with its token."""
+        """Queue the true features of committed tokens, each with its token."""
         self.waiting.put(self._joined_pairs(TensorRound(round, self.cache.keys.device), round.tokens))
         if self.waiting.late:
             self._read()
@@ -108,7 +108,7 @@ class FeatureDrafting(Drafting):
         return _ranks.below(rows, first, step, truth, k, self.drafter.names)
 
     def _start(self, rows: Rows) -> tuple[Tensor, Step]:
-        """The logits below the root, and the step that goes on from it."""
+        """The logits below the root, and the step that follows."""
         drafter, vectors = self.drafter, self._last(rows)
 
         def step(fed: DraftTree, since: int) -> Tensor:
@@ -145,7 +145,7 @@ class FeatureDrafting(Drafting):
         self.cache.join(other.cache)
 
     def _read(self) -> None:
-        """Feed the pairs that wait, as one chain per row."""
+        """Feed the queued pairs, as one chain per row."""
         if (given := self.waiting.merged()) is None:
             return
         features, tokens, counts = given

@@ -2,9 +2,9 @@
 
 `step(fed, since)` gives the logits [b, fed - since, v] below the nodes `fed.tokens[:, since:]`; `first` [b, 1, v] are
 those below the root. Logits are numpy arrays or tensors; trees are built on the host. Under `coupled` candidates are
-ranked by the shared noise of their positions. Under `rejection` a static shape is sampled and keeps its laws q; a
-dynamic tree offers deterministic children, judged as point masses (a sampled tree must never be re-ranked or cut by its
-own scores).
+ranked by the shared noise of their positions. Under `rejection` a static shape is sampled and keeps its distributions
+q; a dynamic tree offers deterministic children, judged as point masses (a sampled tree must never be re-ranked or cut
+by its own scores).
 
 `names` [v] are the token ids of the logits' columns, for drafters with a vocabulary of their own within the target's,
 of `vocab` tokens.
@@ -86,7 +86,7 @@ class Growth:
         return self.width or max(1, min(WIDEST, -(-(nodes - 1) // max(1, depth))))
 
     def fixed(self, budget: Budget, depth: int) -> tuple[int, ...] | None:
-        """The parents of this round's static tree, fixed before anything is drawn; None asks for a dynamic one."""
+        """The parents of this round's static tree, fixed before anything is drawn; None: it is dynamic."""
         if budget.shape is not None:
             return tuple(template(budget.shape[:depth]))
         if self.tree in ("dynamic", "best"):
@@ -101,8 +101,8 @@ class Growth:
             shape = shape[:-1]
         return tuple(template(shape))
 
-    def quick(self, rows: Rows, budget: Budget) -> tuple[Budget, Shape] | None:
-        """What compiled code is asked for: EAGLE-2's growth without an ablation, or a chain. None: another tree."""
+    def compiled(self, rows: Rows, budget: Budget) -> tuple[Budget, Shape] | None:
+        """The arguments of compiled growth, which makes EAGLE-2's trees and chains. None: this tree is another."""
         depth = self.reach(budget, rows)
         parents, scale = self.fixed(budget, depth), self.scale if budget.scale is None else budget.scale
         if depth < 1:
@@ -121,8 +121,8 @@ class Growth:
             return None
         return replace(budget, floor=0.0, reach=0.0, price=None), Shape(n - 1, 1, n, 1, scale)
 
-    def whole(self, budget: Budget, depth: int) -> Shape | None:
-        """What compiled code of one pass is asked for: the best tree of its lattice. None: another one."""
+    def compiled_lattice(self, budget: Budget, depth: int) -> Shape | None:
+        """The shape of the best tree of a lattice, which compiled code makes of a pass. None: this tree is another."""
         if depth < 1 or self.fixed(budget, depth) is not None:
             return None
         scale = self.scale if budget.scale is None else budget.scale
@@ -172,19 +172,19 @@ def static(
 ) -> tuple[DraftTree, Indices]:
     """A tree of fixed shape. Its inner nodes come first, so that a fed node's index is its own.
 
-    What is ranked leaves its confidences in the tree, by which a scale can be fitted; what is sampled leaves its laws.
-    Filtered laws leave none: they are surer than those that other trees are ranked by.
+    What is ranked leaves its confidences in the tree, by which a scale can be fitted; what is sampled leaves its
+    distributions. Filtered distributions leave none: they are surer than those that other trees are ranked by.
     """
     b, n, layers = len(rows), len(parents), plan(parents)
     sampled = rows.rule in ("rejection", "block") and rows.sampled
     fed, since, above = root_only(rows.root), 0, np.array(parents)
-    tokens, values, laws = np.zeros((b, n), np.int64), np.zeros((b, n), np.float32), list[Array]()
+    tokens, values, q = np.zeros((b, n), np.int64), np.zeros((b, n), np.float32), list[Array]()
     tokens[:, 0] = rows.root
     for depth, layer in enumerate(layers, 1):
         logits = step(fed, since) if since else first
         if sampled:
-            laws.append(_laws(logits, rows, names, vocab))
-            children = sampling.sample(laws[-1], layer.most, rows, since, growth.replacement)
+            q.append(_distributions(logits, rows, names, vocab))
+            children = sampling.sample(q[-1], layer.most, rows, since, growth.replacement)
         else:
             chain = layer.most == 1
             children, own = rank(logits, rows, depth, layer.most, growth.scale, warp=chain, names=names)
@@ -201,20 +201,20 @@ def static(
     filtered = any(s.warped for s in rows.sampling) and any(layer.most == 1 for layer in layers)
     rows_of = [(row, list(parents), logs) for row, logs in zip(tokens.tolist(), values.tolist(), strict=True)]
     made = from_lists(rows_of, values=not sampled and not filtered)
-    if laws:
-        made = replace(made, q=np.concatenate(laws, 1), replacement=growth.replacement)
+    if q:
+        made = replace(made, q=np.concatenate(q, 1), replacement=growth.replacement)
     return made, [[i if i < fed.nodes else -1 for i in range(n)] for _ in range(b)]
 
 
-def _laws(logits: Any, rows: Rows, names: Any, vocab: int) -> Array:
+def _distributions(logits: Any, rows: Rows, names: Any, vocab: int) -> Array:
     """The distribution below every node and row, over the target's vocabulary: float64 [b, w, v]."""
-    laws = np.array([
+    q = np.array([
         [sampling.distribution(z, s) for z in row] for row, s in zip(array(logits), rows.sampling, strict=True)
     ])  # fmt: skip
     if names is None:
-        return laws
-    spread = np.zeros((*laws.shape[:2], vocab))
-    spread[..., array(names)] = laws
+        return q
+    spread = np.zeros((*q.shape[:2], vocab))
+    spread[..., array(names)] = q
     return spread
 
 

@@ -77,5 +77,5 @@ def last(round: TensorRound, before: Tensor | None) -> Float[Tensor, "b h"]:
     """The final hidden state of each row's last committed token; that of `before` where this round committed none."""
     features, end = round.features(-1), (round.count - 1).clamp(min=0)[:, None]
     node = round.path.gather(1, end)
-    found = features.gather(1, node[..., None].expand(-1, -1, features.shape[-1]))[:, 0]
-    return found if before is None else torch.where(round.count[:, None] > 0, found, before)
+    last = features.gather(1, node[..., None].expand(-1, -1, features.shape[-1]))[:, 0]
+    return last if before is None else torch.where(round.count[:, None] > 0, last, before)

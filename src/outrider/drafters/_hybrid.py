@@ -1,13 +1,13 @@
 """Recurrent models other than Mamba as draft models: hybrids with attention (Jamba, Zamba, Bamba, Falcon-H1, Granite 4,
 Nemotron-H, Qwen3-Next, LFM2 and their like), and whatever else keeps a state that can be copied.
 
-The stock forward and the stock cache are used, in the two ways that are right for all of them: a whole text from an
+The stock forward and the stock cache are used, in the two ways that are right for all of them: a complete text from an
 empty cache, or one token from a cached state. Several tokens from a cached state, and padding, are silently wrong for
 some; so each row has a cache of its own, and texts of one length share a pass. The tree grows by batch generation, as
 in `mamba.py`: a step copies the parents' caches along the batch, keys and values included, and every node that was fed
 keeps its own until the round ends. The accepted node's is selected, and nothing is computed again.
 
-No list of names says which models are right: `check` proves at load that copies decode as whole texts do.
+No list of names says which models are right: `check` proves at load that copies decode as complete texts do.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from ._common import accepted
 from ._growth import Growth
 from ._words import Words
 
-LONG = 32  # unread tokens beyond which one pass over the whole text is sooner than one pass for each
+LONG = 32  # unread tokens beyond which one pass over the complete text is faster than a pass for each
 FINE = torch.float64, torch.float32
 ALLOWED = 0.01, 0.1  # of the distance of two texts; below float32. Stock Zamba-2 and Nemotron-H need 3e-4: over one
 # token they leave out the lower bound of the time step, which they have over several
@@ -74,7 +74,7 @@ def stacked(caches: Sequence[Any]) -> Any:
 
 
 def row_of(cache: Any, row: int) -> Any:
-    """One row of a cache. It shares memory with the whole, which nobody may write to any more."""
+    """One row of a cache. It is a view of the cache, which must not be written to any more."""
     return mapped([cache], lambda parts: parts[0][row : row + 1])
 
 
@@ -98,7 +98,7 @@ def forward(net: Any, tokens: list[list[int]], cache: Any, start: int) -> tuple[
 
 
 def read(net: Any, text: Sequence[int]) -> tuple[Float[Tensor, " v"], Memory]:
-    """Logits and memory after a whole text, read from an empty cache in one pass."""
+    """Logits and state after a complete text, from an empty cache in one pass."""
     logits, cache = forward(net, [list(text)], None, 0)
     return logits[0], Memory(cache, len(text))
 
@@ -117,9 +117,9 @@ def step(
                 f"this tree advances {len(places)} states in one pass, and at most {most} are allowed; "
                 "choose a narrower shape, fewer rows, or a larger batch="
             )
-        found, cache = forward(net, [[tokens[i]] for i in places], stacked([memories[i].cache for i in places]), length)
+        rows, cache = forward(net, [[tokens[i]] for i in places], stacked([memories[i].cache for i in places]), length)
         for at, i in enumerate(places):
-            logits[i], after[i] = found[at], Memory(row_of(cache, at), length + 1)
+            logits[i], after[i] = rows[at], Memory(row_of(cache, at), length + 1)
     return torch.stack(logits), after
 
 
@@ -172,7 +172,7 @@ class HybridDrafting(Drafting):
         tree, self.fed = growth.propose(rows, self._read(), self._step, budget, words.names, words.vocab)
         return tree
 
-    def tell(self, settled: list[list[int]], tails: list[list[int]], rows: Rows, budget: Budget) -> DraftTree:
+    def propose_after(self, settled: list[list[int]], tails: list[list[int]], rows: Rows, budget: Budget) -> DraftTree:
         """For `_text.py`: a temporary tree below the drafter's own tokens; the memory is rewound to the settled."""
         self.memories = [self._after(i, tokens)[1] for i, tokens in enumerate(settled)]
         self.texts = [text + tokens for text, tokens in zip(self.texts, settled, strict=True)]
@@ -208,9 +208,9 @@ class HybridDrafting(Drafting):
 
     def _read(self) -> Float[Tensor, "b 1 v"]:
         """Read the pending tokens, the root last; its memory is that of the first node."""
-        found = [self._after(row, tokens) for row, tokens in enumerate(self.pending)]
-        self.nodes = [[memory] for _, memory in found]
-        return self.drafter.words.law(torch.stack([last for last, _ in found])[:, None])
+        read = [self._after(row, tokens) for row, tokens in enumerate(self.pending)]
+        self.nodes = [[memory] for _, memory in read]
+        return self.drafter.words.restrict(torch.stack([last for last, _ in read])[:, None])
 
     @torch.no_grad()
     def _step(self, fed: DraftTree, since: int) -> Float[Tensor, "b w v"]:
@@ -222,11 +222,11 @@ class HybridDrafting(Drafting):
         logits, after = step(self.drafter.net, above, tokens, self.drafter.batch)
         for row, nodes in enumerate(self.nodes):
             nodes.extend(after[row * width : (row + 1) * width])
-        return words.law(logits.unflatten(0, (-1, width)))
+        return words.restrict(logits.unflatten(0, (-1, width)))
 
 
 def check(net: Any) -> None:
-    """Refuse a model whose copies do not decode as whole texts do, and one that keeps no recurrent state."""
+    """Refuse a model whose copies do not decode as complete texts do, and one that keeps no recurrent state."""
     kind = net.config.model_type
     try:
         apart, control = proof(net)
@@ -234,9 +234,9 @@ def check(net: Any) -> None:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise InputError(f"the state of {kind} cannot be cloned ({reason[:200].rstrip('.')})") from error
     if not apart <= ALLOWED[net.dtype not in FINE] * control:
-        hint = "" if net.dtype in FINE else "; dtype=float32 tells rounding from a wrong state"
+        hint = "" if net.dtype in FINE else "; try dtype=float32: if the difference stays, the state is wrong"
         raise InputError(
-            f"the state of {kind} cannot be cloned: a copy's logits are {apart:.1e} off those of the whole text, and "
+            f"the state of {kind} cannot be cloned: a copy's logits are {apart:.1e} off those of its text, and "
             f"those of another text {control:.1e}{hint}"
         )
     if not recurrent(net):
@@ -245,7 +245,7 @@ def check(net: Any) -> None:
 
 @torch.no_grad()
 def proof(net: Any) -> tuple[float, float]:
-    """How far copies are from whole texts, at most, and how far two texts are from one another, at least.
+    """How far copies are from complete texts, at most, and how far two texts are from one another, at least.
 
     Two texts begin and the first is forked; the three advance side by side and change places at every step. All of
     that twice, from the same beginnings: the first time must not have written to them.
@@ -262,8 +262,8 @@ def proof(net: Any) -> tuple[float, float]:
             memories, order = [begun[0], begun[1], begun[0]], [0, 1, 2]
             for n in range(since, len(a)):
                 logits, memories = step(net, memories, [texts[i][n] for i in order])
-                found = [distance(row, truth[i][n - since]) for row, i in zip(logits, order, strict=True)]
-                apart = max(apart, *found)
+                distances = [distance(row, truth[i][n - since]) for row, i in zip(logits, order, strict=True)]
+                apart = max(apart, *distances)
                 memories, order = memories[1:] + memories[:1], order[1:] + order[:1]
     return apart, control
 
@@ -279,12 +279,12 @@ def recurrent(net: Any) -> bool:
     """Does anything that the model keeps stay of one size while the text grows?"""
     sizes: list[list[torch.Size]] = []
     for text in ([1] * 5, [1] * 6):
-        found: list[torch.Size] = []
+        shapes: list[torch.Size] = []
 
-        def seen(parts: list[Tensor], found: list[torch.Size] = found) -> Tensor:
-            found.append(parts[0].shape)
+        def seen(parts: list[Tensor], shapes: list[torch.Size] = shapes) -> Tensor:
+            shapes.append(parts[0].shape)
             return parts[0]
 
         mapped([read(net, text)[1].cache], seen)
-        sizes.append(found)
+        sizes.append(shapes)
     return any(short == long for short, long in zip(*sizes, strict=True))

@@ -168,7 +168,7 @@ class HydraDrafter(Drafter):
 @dataclass
 class HydraDrafting(Drafting):
     """Plain Hydra knows the feature of the last committed token. Hydra++ also keeps the keys and values of its prefix
-    layer; features wait to be fed to it until a draft is asked for, so that rounds without one cost nothing."""
+    layer; features are fed to it only before a draft, so that rounds without one cost nothing."""
 
     drafter: HydraDrafter
     feature: Float[Tensor, "b h"] | None = None  # in Hydra++ what the prefix made of it

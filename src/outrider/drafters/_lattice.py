@@ -56,7 +56,7 @@ def propose(
     corrected: Corrected = as_they_are,
     scores: Scores = nothing,
 ) -> DraftTree:
-    """The tree that `growth` asks for, from the logits [b, d, vd] of every slot: slot 0 drafts the first token.
+    """The tree of `growth`, from the logits [b, d, vd] of every slot: slot 0 drafts the first token.
 
     Args:
         logits: arrays or tensors.
@@ -120,7 +120,7 @@ def lattice(
         logs: [b, d, p, k], log-confidences by (depth, parent's rank among the candidates above, candidate); p = 1:
             no pair head.
         depths: how deep each row may go.
-        floor: nodes whose value (a probability) lies below are left out.
+        floor: nodes whose value (a probability) is lower are left out.
         price: cuts the tree to the size that pays best.
     """
     order = np.argsort(-logs, -1, kind="stable")

@@ -1,4 +1,4 @@
-"""Logits where they are: numpy arrays, or tensors of a device, of which only what is needed comes to the host."""
+"""Logits as numpy arrays, or as tensors of a device, of which only the needed part is copied to the host."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class MambaDrafter(Drafter):
         """Logits over the words after each row's last token (the net's own), and the states there."""
         features, state = ssm.run(self.net, tokens, state, count)
         at = features[:, -1] if count is None else features[torch.arange(len(count), device=count.device), count - 1]
-        return self.words.law(self.net.lm_head(at)), state
+        return self.words.restrict(self.net.lm_head(at)), state
 
 
 @dataclass
@@ -89,7 +89,7 @@ class Slab:
             mine[:, :, since : since + w] = new.unflatten(1, (b, w))
 
     def grown(self, nodes: int) -> Slab:
-        """The same with room for more nodes."""
+        """The same with space for more nodes."""
         new = Slab.like(ssm.State(self.conv[:, :, 0], self.ssm[:, :, 0]), max(nodes, 2 * self.nodes))
         new.conv[:, :, : self.nodes], new.ssm[:, :, : self.nodes] = self.conv, self.ssm
         return new
@@ -134,7 +134,7 @@ class TensorMambaDrafting(MambaDrafting):
 
     @torch.no_grad()
     def _read(self, nodes: int) -> Any:
-        """Read the pending tokens, the root last; its state is the slab's first, which has room for a draft's."""
+        """Read the pending tokens, the root last; its state is the slab's first, which has space for a draft's."""
         if max(map(len, self.pending)) > ssm.PIECE:
             self._shorten()
         longest, device = max(map(len, self.pending)), self.state.conv.device

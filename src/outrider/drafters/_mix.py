@@ -1,14 +1,14 @@
-"""Several drafters at once: their trees merged into one, each told of its own nodes.
+"""Several drafters at once: their trees merged into one, of which each observes its own nodes.
 
 Where all trees carry confidences, all nodes compete for the budget by their values (`graft`): a retrieved continuation
-takes the place of what a network thinks unlikely, at the same number of nodes. Confidences of networks are fitted
-(`calibration.py`). Those that are counts speak for what the networks' children leave over, and it is learnt how often
-they are right there; under `coupled` alone, where the text does not depend on the tree. Where a tree has none, the
-drafters' order decides.
+replaces a network's unlikely nodes, at the same number of nodes. Confidences of networks are calibrated
+(`_calibrated.py`). Those that are counts share what the networks' children leave over, by their acceptance rates there
+(`Rates`); these are learned under `coupled` alone, where the text does not depend on the tree. Where a tree has no
+confidences, the drafters' order decides.
 
-Asked for by naming more than one drafter (`--drafter lookup --drafter model`). A drafter whose confidences are counts
-is a mix of one where it is alone: there too it is learnt how often they are right. Drafters whose trees are sampled
-(they carry q) cannot be mixed: merging would change the law of the siblings.
+Made by naming more than one drafter (`--drafter lookup --drafter model`). A single drafter whose confidences are counts
+is a mix of one, so that its rates are learned too. Drafters whose trees are sampled (they carry q) cannot be mixed:
+merging would change the siblings' distribution.
 """
 
 from __future__ import annotations
@@ -17,18 +17,17 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 
 from ..budgets.adaptive import LATE
-from ..budgets.calibration import LEAST, Family, Rates, inside
-from ..budgets.memory import Learner
 from ..core.protocols import Drafter, Drafting, Round, TargetOutput
 from ..core.tree import best_of, from_lists, padded, root_only
 from ..core.types import Budget, DraftTree, HostRow, Rows
 from ..params import InputError
-from ._asking import Asking
-from ._calibrated import Calibrated, calibrated
+from ._calibrated import LEAST, Calibrated, Family, Rates, calibrated
+from ._gate import Gate
 
 Places = list[list[int]]  # [row][node]: where a tree's nodes went in the tree of the mix; -1: cut
 
@@ -37,7 +36,7 @@ Host = Sequence[HostRow]  # a tree's own nodes, row by row
 
 @dataclass(frozen=True)
 class Proposal:
-    """What one part proposes."""
+    """The proposal of one part."""
 
     host: Host
     valued: bool  # do its nodes, if there are any, carry confidences?
@@ -50,20 +49,19 @@ class Proposal:
 
     @classmethod
     def of(cls, tree: DraftTree) -> Proposal:
-        """A whole tree."""
+        """From a tree."""
         return cls(tree.host, tree.values is not None or tree.nodes == 1, tree)
 
 
 @dataclass(frozen=True)
 class MixDrafter(Drafter):
-    """Drafters in order of trust. `rates`: of those whose confidences are not fitted, where networks have drafted too
-    or there are none, and `alone`, where these have not been asked; `asking` decides that. All are shared by all
-    generations."""
+    """Drafters in order of trust, with what all generations share. Acceptance rates of drafters whose confidences are
+    counts (None: a network): `rates` where the networks draft too, `alone` where the `gate` kept them from it."""
 
     parts: tuple[Drafter, ...] = field()
     rates: tuple[Rates | None, ...]
     alone: tuple[Rates | None, ...]
-    asking: Asking = field(default_factory=Asking)
+    gate: Gate = field(default_factory=Gate)
     clock: Callable[[], float] = perf_counter
 
     @property
@@ -76,10 +74,10 @@ class MixDrafter(Drafter):
         return all(part.reopens for part in self.parts)
 
     @property
-    def learners(self) -> list[Learner]:
-        """What it keeps between runs (`budgets/memory.py`)."""
+    def learners(self) -> list[Any]:
+        """The parts that are kept between runs (`budgets/memory.py`)."""
         rates = [rate for rate in (*self.rates, *self.alone) if rate is not None]
-        return [*rates, self.asking, *super().learners]
+        return [*rates, self.gate, *super().learners]
 
     def open(self, prompts: Sequence[Sequence[int]], capacity: int) -> MixDrafting:
         return MixDrafting(self, [part.open(prompts, capacity) for part in self.parts])
@@ -91,72 +89,72 @@ class Proposed:
 
     trees: list[Proposal]
     maps: list[Places]
-    chances: list[float]  # [row]: how likely a free draft has the next token; nothing where it was not asked for
-    asked: bool  # were networks asked, if there are any?
+    chances: list[float]  # [row]: how likely a cheap draft has the next token; [] where the gate was not used
+    networks: bool  # did the networks draft, if there are any?
 
 
 @dataclass
 class MixDrafting(Drafting):
-    """The states of the drafters of a mix; each is told of its own nodes of the common tree."""
+    """The states of the drafters of a mix; each observes its own nodes of the common tree."""
 
     mix: MixDrafter
     parts: list[Drafting]
     last: Proposed | None = None
-    unasked: int = LATE  # rounds since the networks were asked, which read what came since then first
+    idle: int = LATE  # rounds since the networks drafted; their next draft reads the text since then first
 
     def observe(self, round: Round) -> None:
-        last, self.last, self.unasked = self.last, None, self.unasked + 1
+        last, self.last, self.idle = self.last, None, self.idle + 1
         if last is not None and round.rows.rule == "coupled":
             self._learn(last, round.tokens, round.rows.remaining)
         for i, part in enumerate(self.parts):
-            # Who reads features needs those of every accepted node, whoever proposed it.
+            # Drafters with taps need the features of every accepted node, whichever part proposed it.
             tree = None if last is None else last.trees[i].tree
             if last is None or self.mix.parts[i].taps or not self.mix.parts[i].reads_tree:
                 part.observe(round)
             else:
-                assert tree is not None, "who reads trees makes them"
+                assert tree is not None, "drafters that read trees propose trees"
                 part.observe(translated(round, tree, last.maps[i]))
 
     def propose(self, rows: Rows, budget: Budget) -> DraftTree:
         mix, coupled = self.mix, rows.rule == "coupled"
         if new := sum(serial == 0 for serial in rows.serial):
-            mix.asking.begin(len(rows), new / len(rows))
+            mix.gate.begin(len(rows), new / len(rows))
         networks = [k for k, rate in enumerate(mix.rates) if rate is None]
         trees = {k: _cheap(part, rows, budget) for k, part in enumerate(self.parts) if k not in networks}
-        asked, chances = True, list[float]()
+        allowed, chances = True, list[float]()
         if networks and trees and coupled and _valued(trees.values()):
             chances = _chances(trees, mix.alone)
             most = [min(budget.depth, left - 1) for left in rows.remaining]
-            asked = mix.asking.asks(chances, most, max(tree.nodes for tree in trees.values()), budget)
+            allowed = mix.gate.allows(chances, most, max(tree.nodes for tree in trees.values()), budget)
         began = mix.clock()
         for k in networks:
-            trees[k] = Proposal.of(self.parts[k].propose(rows, budget) if asked else root_only(rows.root))
-        if chances and asked:
-            mix.asking.time(len(rows), mix.clock() - began, self.unasked >= LATE)
-        if asked:
-            self.unasked = 0
-        found = [trees[k] for k in range(len(self.parts))]
-        if any(made.tree is not None and made.tree.q is not None for made in found):
+            trees[k] = Proposal.of(self.parts[k].propose(rows, budget) if allowed else root_only(rows.root))
+        if chances and allowed:
+            mix.gate.time(len(rows), mix.clock() - began, self.idle >= LATE)
+        if allowed:
+            self.idle = 0
+        made = [trees[k] for k in range(len(self.parts))]
+        if any(part.tree is not None and part.tree.q is not None for part in made):
             raise InputError("drafters that sample their trees cannot be mixed; use one of them alone, or rule coupled")
-        if _valued(found):
-            rates = [Rates() if r and not coupled else r for r in (mix.rates if asked else mix.alone)]
-            tree, maps = graft([made.host for made in found], rates, budget)
+        if _valued(made):
+            rates = [Rates() if r and not coupled else r for r in (mix.rates if allowed else mix.alone)]
+            tree, maps = graft([part.host for part in made], rates, budget)
         else:
-            tree, maps = merge([made.host for made in found], budget.nodes)
-        self.last = Proposed(found, maps, chances, asked)
+            tree, maps = merge([part.host for part in made], budget.nodes)
+        self.last = Proposed(made, maps, chances, allowed)
         return tree
 
     def _learn(self, last: Proposed, chosen: Sequence[Sequence[int]], remaining: Sequence[int]) -> None:
-        """Take in how often the parts were right, and what the networks were good for."""
+        """Learn how often the parts were right, and what the networks gained."""
         mix, cheap = self.mix, [k for k, rate in enumerate(self.mix.rates) if rate is not None]
         if last.chances:
             without = [last.trees[k].host for k in cheap]
             learn(without, [mix.alone[k] for k in cheap], chosen)
-            if last.asked:
-                told = [r for r, left in enumerate(remaining) if left > 1]  # a text's last token is nobody's gain
-                gains = [max(0, len(chosen[r]) - 1 - _followed(without, r, chosen[r])) for r in told]
-                mix.asking.learn([last.chances[r] for r in told], gains, _added(last.maps, cheap))
-        if last.asked:
+            if last.networks:
+                counted = [r for r, left in enumerate(remaining) if left > 1]  # a text's last token is no gain
+                gains = [max(0, len(chosen[r]) - 1 - _followed(without, r, chosen[r])) for r in counted]
+                mix.gate.learn([last.chances[r] for r in counted], gains, _added(last.maps, cheap))
+        if last.networks:
             learn([made.host for made in last.trees], mix.rates, chosen)
 
     def select(self, index: Sequence[int]) -> None:
@@ -165,13 +163,13 @@ class MixDrafting(Drafting):
 
     def join(self, other: Drafting) -> None:
         assert isinstance(other, MixDrafting)
-        self.unasked = LATE
+        self.idle = LATE
         for mine, theirs in zip(self.parts, other.parts, strict=True):
             mine.join(theirs)
 
 
 def _cheap(part: Drafting, rows: Rows, budget: Budget) -> Proposal:
-    """The proposal of a drafter that is no network, as lists alone where it makes such."""
+    """The proposal of a drafter that is no network, as lists alone where it has a `sketch`."""
     made = part.sketch(rows, budget)
     return Proposal.of(part.propose(rows, budget)) if made is None else Proposal(made, True)
 
@@ -245,7 +243,7 @@ def graft(trees: Sequence[Host], rates: Sequence[Rates | None], budget: Budget) 
 
 
 def learn(trees: Sequence[Host], rates: Sequence[Rates | None], chosen: Sequence[Sequence[int]]) -> None:
-    """Tell every rate of the children that it spoke for along the target's tokens, where no tree before was right."""
+    """Add to every rate the children that it spoke for along the target's tokens, where no earlier tree was right."""
     for r, added in enumerate(chosen):
         at: list[int | None] = [0] * len(trees)
         for token in added:
@@ -269,13 +267,13 @@ def _valued(trees: Iterable[Proposal]) -> bool:
 
 def _chances(trees: Mapping[int, Proposal], rates: Sequence[Rates | None]) -> list[float]:
     """[row]: the chance that a tree has the next token."""
-    found = [0.0] * len(next(iter(trees.values())).host)
+    chances = [0.0] * len(next(iter(trees.values())).host)
     for k, tree in trees.items():
         rate = rates[k]
         for r, (_, parents, values) in enumerate(tree.host):
             first = [math.exp(min(0.0, v)) for up, v in zip(parents[1:], values[1:], strict=True) if up == 0]
-            found[r] += (1 - found[r]) * min(1.0, sum(rate.of(c) for c in first) if rate else sum(first))
-    return found
+            chances[r] += (1 - chances[r]) * min(1.0, sum(rate.of(c) for c in first) if rate else sum(first))
+    return chances
 
 
 def _added(maps: Sequence[Places], cheap: Sequence[int]) -> float:
@@ -325,7 +323,7 @@ def translated(round: Round, tree: DraftTree, where: Places) -> Round:
 
 def of(parts: Sequence[Drafter]) -> MixDrafter:
     """Mix drafters, in order of trust."""
-    if len({type(inside(p)) for p in parts}) < len(parts):
+    if len({type(p.uncalibrated) for p in parts}) < len(parts):
         raise InputError("two drafters of the same method cannot be mixed; choose one")
     fitted = [isinstance(calibrated(p), Calibrated) for p in parts]
     rates, alone = (tuple(None if f else Rates() for f in fitted) for _ in range(2))

@@ -75,7 +75,7 @@ def candidates(widths: Path, nodes: int) -> Ranks:
     A path is outdone by all paths of its own or a smaller length whose ranks are nowhere higher: there are
     sum over j of (r_1 + 1) ... (r_j + 1) of them, itself included, so at most nodes - 1 may be.
     """
-    found: list[Path] = []
+    paths: list[Path] = []
 
     def go_on(path: Path, product: int, above: int) -> None:
         if len(path) == len(widths):
@@ -84,11 +84,11 @@ def candidates(widths: Path, nodes: int) -> Ranks:
             here = product * (r + 1)
             if above + here > nodes - 1:
                 break
-            found.append((*path, r))
+            paths.append((*path, r))
             go_on((*path, r), here, above + here)
 
     go_on((), 1, 0)
-    return ordered(found)
+    return ordered(paths)
 
 
 @lru_cache(maxsize=256)
@@ -105,7 +105,7 @@ def greedy(accuracies: Sequence[Sequence[float]], nodes: int) -> tuple[Paths, tu
     1 + sum of values, the tokens that a round commits, as far as the accuracies of different depths multiply.
     """
     assert all(a >= b for depth in accuracies for a, b in itertools.pairwise(depth)), "accuracies fall with the rank"
-    found: list[Path] = []
+    paths: list[Path] = []
     values: list[float] = []
     heap: list[tuple[float, int, Path, float]] = []
 
@@ -115,13 +115,13 @@ def greedy(accuracies: Sequence[Sequence[float]], nodes: int) -> tuple[Paths, tu
             heapq.heappush(heap, (-value, d + 1, (*parent, rank), worth))
 
     offer((), 1.0, 0)
-    while heap and len(found) < nodes:
+    while heap and len(paths) < nodes:
         value, _, path, above = heapq.heappop(heap)
-        found.append(path)
+        paths.append(path)
         values.append(-value)
         offer(path[:-1], above, path[-1] + 1)
         offer(path, -value, 0)
-    return tuple(found), tuple(values)
+    return tuple(paths), tuple(values)
 
 
 @lru_cache(maxsize=1)
@@ -174,29 +174,29 @@ def below(rows: Rows, first: Any, step: Step, truth: Array, k: int, names: Any =
     Returns:
         int64 [b, d, k].
     """
-    fed, logits, found = root_only(rows.root), first, []
+    fed, logits, candidates = root_only(rows.root), first, []
     for depth in range(1, truth.shape[1] + 1):
-        found.append(rank(logits, rows, depth, k, names=names)[0])
+        candidates.append(rank(logits, rows, depth, k, names=names)[0])
         if depth < truth.shape[1]:
             since = fed.nodes
             fed = append(fed, truth[:, depth - 1 : depth], np.full((len(rows), 1), since - 1))
             logits = step(fed, since)
-    return np.concatenate(found, 1)
+    return np.concatenate(candidates, 1)
 
 
 def read(file: str) -> Paths:
     """The paths of a file that `outrider tune-tree` wrote."""
     try:
-        found = json.loads(File(file).read_text(encoding="utf-8"))
+        content = json.loads(File(file).read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(f"the tree {file} cannot be read: {error.strerror or error}") from None
     except ValueError:
         raise InputError(f"the tree {file} is not JSON; make it by outrider tune-tree") from None
-    return check_paths(found.get("paths") if isinstance(found, dict) else None, file)
+    return check_paths(content.get("paths") if isinstance(content, dict) else None, file)
 
 
 def chosen(tree: str, stored: Paths | None, names: Sequence[str], most: int, vocab: int) -> tuple[str, Paths]:
-    """What `tree=` asks for: one of `names`, or "ranks" and the paths (greedy63, a file, or the drafter's own).
+    """The value of `tree=`: one of `names`, or "ranks" and the paths (greedy63, a file, or the drafter's own).
 
     Paths with more than `most` ranks, or with ranks that a vocabulary has not, are left out.
     """

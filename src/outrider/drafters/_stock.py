@@ -1,4 +1,4 @@
-"""Draft models of transformers: how they are loaded beside a target, and what words they have."""
+"""Draft models of transformers: loading them beside a target, and their vocabularies."""
 
 from __future__ import annotations
 

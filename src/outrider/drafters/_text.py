@@ -31,10 +31,10 @@ MUCH = 40  # bytes that are read anew at most, where there is a word border
 
 
 @runtime_checkable
-class Telling(Protocol):
+class ContextDrafting(Protocol):
     """Proposes from a given context, without `observe`."""
 
-    def tell(self, settled: list[list[int]], tails: list[list[int]], rows: Rows, budget: Budget) -> DraftTree:
+    def propose_after(self, settled: list[list[int]], tails: list[list[int]], rows: Rows, budget: Budget) -> DraftTree:
         """Read `settled` for good and `tails`, each of 1 token or more, for this once; a tree below them."""
 
     def select(self, index: Sequence[int]) -> None: ...
@@ -42,17 +42,17 @@ class Telling(Protocol):
 
 
 @runtime_checkable
-class Teller(Protocol):
+class ContextDrafter(Protocol):
     """A drafter that proposes tokens from text alone."""
 
-    def open(self, prompts: Sequence[Sequence[int]], capacity: int) -> Telling: ...
+    def open(self, prompts: Sequence[Sequence[int]], capacity: int) -> ContextDrafting: ...
 
 
 @dataclass(frozen=True)
 class TextDrafter(Drafter):
     """`here` is the target's spelling, `there` the drafter's. `vocab`: the target's tokens."""
 
-    inner: Teller
+    inner: ContextDrafter
     here: Spelling
     there: Spelling
     vocab: int
@@ -64,7 +64,7 @@ class TextDrafter(Drafter):
         lines, heads = [Line(blank[:1] if begin is None else [begin]) for _ in prompts], []
         for line, prompt in zip(lines, prompts, strict=True):
             both = begin is not None and there.mark(self.here, prompt[0]) == begin
-            line.hear(prompt[1:] if both else prompt, self.here, there)
+            line.add(prompt[1:] if both else prompt, self.here, there)
             heads.append(line.settle())
             if not heads[-1]:  # the beginning alone: it is read now, and text or a second one stands behind it
                 heads[-1], line.unread = line.unread, [] if line.tail else line.unread
@@ -79,7 +79,7 @@ class Line:
     before: bytes = b""  # the last bytes of what is settled, up to the last special token
     tail: bytes = b""
 
-    def hear(self, tokens: Sequence[int], here: Spelling, there: Spelling) -> None:
+    def add(self, tokens: Sequence[int], here: Spelling, there: Spelling) -> None:
         """The target's tokens, as they are committed."""
         for token in tokens:
             text = here.bytes_of(token)
@@ -114,15 +114,15 @@ class Line:
 
 @dataclass
 class TextDrafting(Drafting):
-    """A drafting with words of another tokenizer: it translates what it is told and what it proposes."""
+    """A drafting with words of another tokenizer: it translates what it is tree_of_words and what it proposes."""
 
     drafter: TextDrafter
-    inner: Telling
+    inner: ContextDrafting
     lines: list[Line]
 
     def observe(self, round: Round) -> None:
         for line, tokens in zip(self.lines, round.tokens, strict=True):
-            line.hear(tokens, self.drafter.here, self.drafter.there)
+            line.add(tokens, self.drafter.here, self.drafter.there)
 
     def propose(self, rows: Rows, budget: Budget) -> DraftTree:
         depths = useful(rows, budget)
@@ -130,15 +130,15 @@ class TextDrafting(Drafting):
         tails = [line.unread + self.drafter.there.write(line.before, line.tail) or [0] for line in self.lines]
         roots = tuple(t[-1] for t in tails)
         plain = replace(rows, root=roots, sampling=(Sampling(temperature=0.0),) * len(rows), rule="coupled")
-        told = self.inner.tell(settled, tails, plain, budget)
+        tree_of_words = self.inner.propose_after(settled, tails, plain, budget)
         paths, worth = [], []
-        for line, depth, (tokens, parents, values) in zip(self.lines, depths, told.host, strict=True):
-            found = [self._written(tokens, values, path, line) for path in _paths(parents)]
-            found.sort(key=lambda f: -max(f[1], default=-math.inf))
-            paths.append([written[:depth] for written, _ in found])
-            worth.append([each[:depth] for _, each in found])
+        for line, depth, (tokens, parents, values) in zip(self.lines, depths, tree_of_words.host, strict=True):
+            options = [self._written(tokens, values, path, line) for path in _paths(parents)]
+            options.sort(key=lambda f: -max(f[1], default=-math.inf))
+            paths.append([written[:depth] for written, _ in options])
+            worth.append([each[:depth] for _, each in options])
         tree, places = from_paths(rows.root, paths, max(1, budget.nodes))
-        return tree if told.values is None else _valued(tree, places, worth)
+        return tree if tree_of_words.values is None else _valued(tree, places, worth)
 
     def _written(
         self, tokens: list[int], values: list[float], path: list[int], line: Line
@@ -156,13 +156,13 @@ class TextDrafting(Drafting):
             ends.append((len(text), values[node]))
         written = here.write((line.before + line.tail)[-WINDOW:], text)
         written = written[: next((i for i, t in enumerate(written) if t >= vocab), len(written))]
-        found, place = [], 0
+        logs, place = [], 0
         for token in written:
             place += len(here.bytes_of(token) or b"")
-            found.append(next((v for end, v in ends if end >= place), ends[-1][1] if ends else 0.0))
+            logs.append(next((v for end, v in ends if end >= place), ends[-1][1] if ends else 0.0))
         if close is not None and close < vocab and place >= len(text):
-            return [*written, close], [*found, last]
-        return written, found
+            return [*written, close], [*logs, last]
+        return written, logs
 
     def select(self, index: Sequence[int]) -> None:
         self.inner.select(index)
@@ -177,14 +177,14 @@ class TextDrafting(Drafting):
 def _paths(parents: list[int]) -> list[list[int]]:
     """The nodes from below the root to every leaf."""
     leaves = set(range(1, len(parents))) - set(parents)
-    found = []
+    paths = []
     for leaf in sorted(leaves):
         path, node = [], leaf
         while node:
             path.append(node)
             node = parents[node]
-        found.append(path[::-1])
-    return found
+        paths.append(path[::-1])
+    return paths
 
 
 def _valued(tree: DraftTree, places: list[list[list[int]]], worth: list[list[list[float]]]) -> DraftTree:

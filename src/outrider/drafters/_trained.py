@@ -1,7 +1,7 @@
 """Trained drafters in compiled code, from a folder of the native layout, without torch.
 
-Other layouts, and networks with what compiled code lacks, are read by torch (`_weights.py`), which also says what is
-wrong with a folder that is damaged.
+Other layouts, and networks that compiled code does not support, are loaded by torch (`_weights.py`), which also reports
+damaged folders.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ Config = TypeVar("Config")
 
 
 def in_tensors(method: str) -> Any:
-    """The module with the network, and with how it drafts in tensors."""
+    """The module with the network and its drafting in torch."""
     return import_module(f"._{method}", __package__)
 
 
 @dataclass(frozen=True)
 class Method(Generic[Config]):
-    """A drafter that compiled code has.
+    """A drafter that compiled code supports.
 
     Attributes:
         name: as in a SPEC.
@@ -57,14 +57,14 @@ class Method(Generic[Config]):
     taps: Callable[[Config], tuple[int, ...]] = lambda _: (-1,)
 
     def code(self, config: Config, target: Target) -> Library | None:
-        """The compiled code for a network of this config beside this target; None: it is a matter of tensors."""
+        """The compiled library for a network of this config beside this target; None: torch computes it."""
         return code_for(target, target.precision) if self.shapes(config) is not None else None
 
     def opened(self, target: Target | None, path: str | None, **said: Any) -> tuple[Config, Weights] | None:
         """The config of a folder, and its weights in the target's precision; None where torch must read them.
 
         Args:
-            said: fields of the config that the caller knows better than the folder.
+            said: fields that replace those of the folder's config.
 
         Raises:
             InputError: the folder belongs to another target.
@@ -86,12 +86,12 @@ class Method(Generic[Config]):
         own: Any = config
         fits(path, target, own.vocab, getattr(own, "target_hidden", None) or own.hidden, self.taps(config))
         if contents[2] and target.mark and contents[2] != target.mark:
-            tell(path, target.mark)
+            warn_of_other_weights(path, target.mark)
         return config, weights
 
 
 def _folder(method: str, path: str) -> tuple[Mapping[str, Any], Mapping[str, Array], str] | None:
-    """Config, tensors and mark of a folder of the native layout on this machine; None: it is another, or damaged."""
+    """Config, tensors and mark of a local folder of the native layout; None: another layout, or it is damaged."""
     folder = folder_of(path)
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
@@ -149,8 +149,8 @@ def names_of(d2t: Array, vocab: int) -> Array:
 
 
 @lru_cache
-def tell(path: str, mark: str) -> None:
-    """Say once, of a drafter and a model, that the weights are others."""
+def warn_of_other_weights(path: str, mark: str) -> None:
+    """Warn, once per drafter and model, that the drafter was trained for other weights."""
     logger.warning(
         "%s was trained for other weights than this model's (another file of it, or a fine-tuned one): fewer of its "
         "guesses may be right, and the text is this model's all the same; train it for these weights to get the best",

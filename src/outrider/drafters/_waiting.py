@@ -1,8 +1,7 @@
-"""What a drafter has still to read of its texts: the features of what was committed, each with its token.
+"""A drafter's queue: the features of committed tokens that it has not processed yet, each with its token.
 
-A text for which nothing is drafted need never be read. So pairs wait until a draft is asked for, however many rows
-there are: reading every token of a full batch would cost it a twentieth of its time. What waits takes a tenth of the
-room of the target's own keys and values, or less, and goes with its row.
+A text for which nothing is drafted is never processed: processing every token of a full batch would cost a twentieth of
+its time. The queue takes at most a tenth of the memory of the target's KV cache, and moves with its row.
 """
 
 from __future__ import annotations
@@ -22,23 +21,23 @@ Pending = tuple[Tensor, Tensor, list[int]]  # features [b, m, f] and tokens [b, 
 
 @dataclass
 class Waiting:
-    """Pairs in the order in which they came."""
+    """Pairs in order of their rounds."""
 
     counts: list[int]  # of each row
     pending: list[Pending] = field(default_factory=list)
 
     @property
     def late(self) -> bool:
-        """Has a row waited long enough?"""
+        """Is the queue of a row full?"""
         return max(self.counts, default=0) >= _compiled.MOST
 
     def put(self, given: Pending) -> None:
-        """What a round committed."""
+        """Add what a round committed."""
         self.pending.append(given)
         self.counts = [old + new for old, new in zip(self.counts, given[2], strict=True)]
 
     def merged(self) -> Pending | None:
-        """All that waits, which waits no longer; None where nothing does."""
+        """The queue, which is emptied; None where it is empty."""
         pending, self.pending, self.counts = self.pending, [], [0] * len(self.counts)
         return merged(pending) if pending else None
 
@@ -50,14 +49,14 @@ class Waiting:
             self.pending = [(f[wanted], t[wanted], [counts[i] for i in index]) for f, t, counts in self.pending]
 
     def join(self, other: Waiting) -> None:
-        """Other rows behind these. What waits is read before."""
+        """Append other rows; both queues are empty."""
         assert not self.pending
         assert not other.pending
         self.counts = self.counts + other.counts
 
 
 def merged(pending: Sequence[Pending]) -> tuple[Float[Tensor, "b m f"], Int[Tensor, "b m"], list[int]]:
-    """Several rounds' pairs behind one another, the gaps closed."""
+    """The pairs of several rounds as one, without gaps."""
     if len(pending) == 1:
         return pending[0]
     features, tokens = torch.cat([p[0] for p in pending], 1), torch.cat([p[1] for p in pending], 1)

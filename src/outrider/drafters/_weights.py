@@ -15,7 +15,7 @@ from ..core.protocols import Drafter, Target
 from ..params import InputError
 from ..shipped import placed as placed
 from ._trained import fits as fits
-from ._trained import tell
+from ._trained import warn_of_other_weights
 
 Net = TypeVar("Net", bound=nn.Module)
 
@@ -37,15 +37,15 @@ def network(path: str | None, method: str, target: Target | None, **said: Any) -
     if path is None:
         raise InputError(plugins.unnamed(method))
     path = placed(path, method)
-    found = checkpoints.read(path, target)
-    if found.method != method:
-        raise InputError(f"{path} holds {found.method}, not {method}; ask for it by its own name")
+    folder = checkpoints.read(path, target)
+    if folder.method != method:
+        raise InputError(f"{path} holds {folder.method}, not {method}; name that method")
     of = native.network(method, path)
-    config = of.read({**found.config, **said}, path)
+    config = of.read({**folder.config, **said}, path)
     mine = target.mark
-    if found.mark and mine and mine != found.mark and _sizes(config) == (target.vocab, target.hidden):
-        tell(str(path), mine)  # of other sizes it is refused (`fits`)
-    return fill(lambda: of.module(config), found.tensors, path, target)
+    if folder.mark and mine and mine != folder.mark and _sizes(config) == (target.vocab, target.hidden):
+        warn_of_other_weights(str(path), mine)  # of other sizes it is refused (`fits`)
+    return fill(lambda: of.module(config), folder.tensors, path, target)
 
 
 def _sizes(config: Any) -> tuple[int, int]:

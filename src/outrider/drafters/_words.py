@@ -78,26 +78,26 @@ class Spelling:
         context = before[cut:]
         while context and context[0] & 0xC0 == 0x80:  # not in the middle of a character
             context = context[1:]
-        whole, rest = _complete(context + text)
-        if len(whole) <= len(context):
+        complete, rest = _complete(context + text)
+        if len(complete) <= len(context):
             return self.cover(text)
-        tokens, line = self._divided(whole)
-        if line == b" " + whole and whole.startswith(b" "):  # sentencepiece puts a space before any text
-            tokens, line = self._divided(whole[1:])
+        tokens, line = self._divided(complete)
+        if line == b" " + complete and complete.startswith(b" "):  # sentencepiece puts a space before any text
+            tokens, line = self._divided(complete[1:])
         place = -len(context)
-        if line == b" " + whole:
+        if line == b" " + complete:
             place -= 1 if context else 0  # at the very beginning that space is its own
-        elif line != whole:
+        elif line != complete:
             return self.cover(text)
-        found: list[int] = []
+        written: list[int] = []
         for token in tokens:
             end = place + len(self.bytes_of(token) or b"")
             if place >= 0:
-                found.append(token)
+                written.append(token)
             elif end > 0:
-                found += self.cover(text[:end])
+                written += self.cover(text[:end])
             place = end
-        return found + self.cover(rest)
+        return written + self.cover(rest)
 
     def _divided(self, text: bytes) -> tuple[list[int], bytes]:
         tokens = self.tokenizer(text.decode(), add_special_tokens=False, verbose=False)["input_ids"]
@@ -105,17 +105,17 @@ class Spelling:
 
     def cover(self, text: bytes) -> list[int]:
         """The longest tokens that fit, from the left; what no token spells is left out."""
-        found, at = [], 0
+        covered, at = [], 0
         while at < len(text):
             for size in range(min(self.longest, len(text) - at), 0, -1):
                 token = self.ids.get(text[at : at + size])
                 if token is not None:
-                    found.append(token)
+                    covered.append(token)
                     break
             else:
                 size = 1
             at += size
-        return found
+        return covered
 
 
 def _complete(text: bytes) -> tuple[bytes, bytes]:
@@ -129,8 +129,8 @@ def _complete(text: bytes) -> tuple[bytes, bytes]:
 
 @dataclass(frozen=True)
 class Same:
-    """One tokenizer; the drafter reads `rows` tokens and the target `vocab`, which padding may tell apart. `names`: the
-    tokens [vd] of a trimmed draft vocabulary, of which alone it has logits."""
+    """One tokenizer; the drafter reads `rows` tokens and the target `vocab`, which differ by padding alone. `names`:
+    the tokens [vd] of a trimmed draft vocabulary, of which alone it has logits."""
 
     rows: int
     vocab: int
@@ -144,7 +144,7 @@ class Same:
         """The drafter's ids of the target's."""
         return tokens if self.rows >= self.vocab else np.minimum(tokens, self.rows - 1)
 
-    def law(self, logits: Any) -> Any:
+    def restrict(self, logits: Any) -> Any:
         """Logits [.., vd] over `names`, or [.., v] over the target's vocabulary: a drafter's padding rows are cut,
         tokens that it lacks are impossible. An array or a tensor, as the drafter's logits [.., d] are."""
         if self.names is not None or logits.shape[-1] == self.vocab:
@@ -166,9 +166,9 @@ def extended(logits: Any, vocab: int) -> Any:
 class Shared:
     """The k tokens that both have: `names` [k] are the target's ids, `columns` [k] the drafter's.
 
-    The drafter's law is its own over these, renormalised, so q is proper under `rejection`, and under `coupled` the
-    noise is that of the target's ids. The text it reads is spelt token by token: one of the drafter's where both have
-    it, else several.
+    The drafter's distribution is its own over these, renormalised, so q is proper under `rejection`, and under
+    `coupled` the noise is that of the target's ids. The text it reads is spelt token by token: one of the drafter's
+    where both have it, else several.
     """
 
     names: Array
@@ -211,7 +211,7 @@ class Shared:
         fed: Array = self.into[tokens]
         return fed
 
-    def law(self, logits: Any) -> Any:
+    def restrict(self, logits: Any) -> Any:
         """Logits [.., k] over `names`, of the drafter's own [.., d]; an array or a tensor."""
         return logits[..., self.columns]
 

@@ -1,4 +1,4 @@
-"""Block drafters (DFlash, JetSpec, DSpark, DFlash 2): a whole tree from one pass over a block of future positions.
+"""Block drafters (DFlash, JetSpec, DSpark, DFlash 2): a tree from one pass over a block of future positions.
 
 The network (`nets/block.py`) reads the committed text's features and one block of slots, and gives every slot's logits
 at once. A small pair head corrects a slot's logits by the token above. The tree is the best part of the lattice of
@@ -29,7 +29,7 @@ from ._trained import Method, Shapes, in_tensors, layer_shapes, names_of
 
 @dataclass(frozen=True)
 class Request:
-    """What a SPEC asks for. `scale` 0: the folder's. `causal` ("true" or "false") says whether a slot sees only the
+    """The options of a SPEC. `scale` 0: the folder's. `causal` ("true" or "false") says whether a slot sees only the
     slots before it, where the folder's config contradicts itself. `pairs` false: trees of the slots' own distributions,
     without the pair head. The others are those of `Growth`."""
 
@@ -163,10 +163,10 @@ class CompiledBlockDrafting(BlockTrees, PairDrafting):
     """In compiled code: the best trees of one call, and slots for the others."""
 
     def propose(self, rows: Rows, budget: Budget) -> DraftTree:
-        drafter, asked = self.drafter, self.drafter.growth.whole(budget, self.depth(rows, budget))
-        if asked is None or drafter.config.pair_head == "selector":
+        drafter, shape = self.drafter, self.drafter.growth.compiled_lattice(budget, self.depth(rows, budget))
+        if shape is None or drafter.config.pair_head == "selector":
             return super().propose(rows, budget)
-        tree: DraftTree = drafter.compiled.grow(self.cache, self.last, self.taken(), rows, budget, asked)
+        tree: DraftTree = drafter.compiled.grow(self.cache, self.last, self.taken(), rows, budget, shape)
         assert self.cache.host == list(rows.start), "one context slot for every token before the root"
         return tree
 
@@ -264,5 +264,5 @@ def load(
 
 
 def __getattr__(name: str) -> Any:
-    """The network and its drafter in tensors (`_block.py`), imported when they are asked for."""
+    """The network and its drafter in tensors (`_block.py`), imported on first use."""
     return getattr(in_tensors("block"), name)

@@ -1,7 +1,7 @@
 """EAGLE (Li et al. 2024a, section 4; EAGLE-2: 2024b; HASS: Zhang et al. 2024, the same network): predicts
 the next hidden state of the target from the last one and the next token.
 
-    f'_{i+1} = layer(fc(cat(e(t_{i+1}), f_i)))   at position i;   law of t_{i+2} = head(f'_{i+1})
+    f'_{i+1} = layer(fc(cat(e(t_{i+1}), f_i)))   at position i;   logits of t_{i+2} = head(f'_{i+1})
 
 f is the target's hidden state after its final norm, e and head are the target's own embedding and LM head (its rows of
 a trimmed draft vocabulary, where the drafter has one). The token
@@ -20,5 +20,5 @@ load = loader("eagle")
 
 
 def __getattr__(name: str) -> Any:
-    """The network and its drafter in tensors (`_eagle.py`), imported when they are asked for."""
+    """The network and its drafter in tensors (`_eagle.py`), imported on first use."""
     return getattr(in_tensors("eagle"), name)

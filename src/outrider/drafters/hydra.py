@@ -3,7 +3,7 @@
     p_i = softmax(W_i z_i + b_i),   z_i = blocks_i(cat(f, e(x_1), ..., e(x_i)))      i = 1 .. K, section 3
 
 f is the feature of the last committed token at t, x_1 the root at t + 1, x_2 ... x_i the drafted path below it, e the
-target's embedding; p_i is the distribution of the token at t + 1 + i. The first block of a head maps the whole width to
+target's embedding; p_i is the distribution of the token at t + 1 + i. The first block of a head maps the full width to
 one feature's: R x + SiLU(W1 x). The heads begin as the target's LM head of f (R = [I 0 ... 0], W1 = 0).
 
 Hydra++ (`prefix`, section 4.2) puts one decoder layer between the target's features and the heads, so that f knows
@@ -37,7 +37,7 @@ TREES = ("dynamic", "static", "chain")
 
 @dataclass(frozen=True)
 class Request:
-    """What a SPEC asks for. `tree` "": the folder's own, or dynamic; `scale` 0: the folder's."""
+    """The options of a SPEC. `tree` "": the folder's own, or dynamic; `scale` 0: the folder's."""
 
     tree: str = ""
     shape: tuple[int, ...] = (4, 2, 2, 1)
@@ -88,8 +88,8 @@ class HydraTrees(Drafting):
 
     def propose(self, rows: Rows, budget: Budget) -> DraftTree:
         drafter: CompiledHydra = self.drafter
-        if (asked := drafter.growth.quick(rows, budget)) is not None:
-            return drafter.compiled.grow(self.seen(), rows, *asked)
+        if (arguments := drafter.growth.compiled(rows, budget)) is not None:
+            return drafter.compiled.grow(self.seen(), rows, *arguments)
         return drafter.growth.propose(rows, *self.steps(rows), budget, drafter.compiled.names, drafter.vocab)[0]
 
     def candidates(self, rows: Rows, truth: Array, k: int) -> Array:
@@ -133,7 +133,7 @@ class CompiledHydraDrafting(HydraTrees):
 
 
 class PrefixDrafting(HydraTrees, PairDrafting):
-    """Hydra++: features wait to be read by its layer until a draft is asked for."""
+    """Hydra++: features are fed to its layer only before a draft."""
 
     @property
     def reader(self) -> Prefix:
@@ -207,5 +207,5 @@ def load(
 
 
 def __getattr__(name: str) -> Any:
-    """The network and its drafter in tensors (`_hydra.py`), imported when they are asked for."""
+    """The network and its drafter in tensors (`_hydra.py`), imported on first use."""
     return getattr(in_tensors("hydra"), name)

@@ -6,7 +6,7 @@ W (`window`, 7) columns of N - 1 levels (`ngram` N, 5) hold the last Jacobi iter
     (0, 1) ... (0, j) (1, j) ... (N-2, j),                          so the window is a comb: depth j + N - 2, teeth j
 
 and what the target would write behind it becomes the column's next iterate: all levels move up by one. Levels plus
-iterate are an n-gram, kept in a pool: at most G (`guesses`, 7) continuations per first token, the last found
+iterate are an n-gram, kept in a pool: at most G (`guesses`, 7) continuations per first token, the newest
 first. Those of the root's token are the guesses. Defaults are the authors' repository's. Beyond it:
 
  * one tree holds guesses and window, and the target verifies and iterates in one pass (as in the paper, with any rule);
@@ -28,7 +28,7 @@ from ..core.protocols import Drafter, Drafting, Round, Target
 from ..core.tree import from_paths
 from ..core.types import Budget, DraftTree, Rows
 from ..params import Sampling
-from ._common import flag, refuse, selected, useful, whole
+from ._common import flag, integer, refuse, selected, useful
 from ._logits import array
 
 
@@ -52,7 +52,7 @@ class Row:
 
     drafter: LookaheadDrafter
     levels: list[list[int]]  # [N - 1][W]; (0, 0) is not used: the root stands there
-    pool: dict[int, tuple[tuple[int, ...], ...]] = field(default_factory=dict)  # last found first
+    pool: dict[int, tuple[tuple[int, ...], ...]] = field(default_factory=dict)  # newest first
     tail: list[int] = field(default_factory=list)
     rounds: int = 0  # Jacobi steps made; before N - 2 of them the levels are not yet one another's successors
 
@@ -149,19 +149,19 @@ class LookaheadDrafting(Drafting):
         """What the target writes behind each verified column, drawn as it draws: logits + T * G of the position."""
         if self.last is None:
             return [[] for _ in self.rows]
-        rows, found = round.rows, []
-        for r, (nodes, law) in enumerate(zip(self.last, rows.sampling, strict=True)):
+        rows, drawn = round.rows, []
+        for r, (nodes, settings) in enumerate(zip(self.last, rows.sampling, strict=True)):
             # Without top-k and its kin: they would cost a sort per column and change few tokens.
-            plain, hot = Sampling(law.temperature), law.temperature > 0
+            plain, hot = Sampling(settings.temperature), settings.temperature > 0
             depths = [rows.start[r] + j + self.drafter.ngram - 1 for j in range(len(nodes))]
             noise = [rows.gumbel.at([rows.seeds[r]], [at])[0] if hot else None for at in depths]
             logits = array(round.output.logits[r, nodes])
-            found.append([sampling.draw(z, plain, g) for z, g in zip(logits, noise, strict=True)])
-        return found
+            drawn.append([sampling.draw(z, plain, g) for z, g in zip(logits, noise, strict=True)])
+        return drawn
 
 
 def cut(guesses: list[list[int]], window: list[list[int]], nodes: int) -> list[list[int]]:
-    """Guesses, the last found first, as far as they leave room for the window's nodes."""
+    """Guesses, the newest first, as far as the window leaves nodes for them."""
 
     def prefixes(paths: list[list[int]]) -> set[tuple[int, ...]]:
         return {tuple(p[: i + 1]) for p in paths for i in range(len(p))}
@@ -187,5 +187,5 @@ def load(
 ) -> LookaheadDrafter:
     """Lookahead decoding with W = `window`, N = `ngram`, G = `guesses`."""
     refuse("lookahead", unknown, path)
-    sizes = whole("window", window), whole("ngram", ngram, least=2, most=32), whole("guesses", guesses)
+    sizes = integer("window", window), integer("ngram", ngram, least=2, most=32), integer("guesses", guesses)
     return LookaheadDrafter(*sizes, flag("text", text))

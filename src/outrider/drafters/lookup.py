@@ -1,16 +1,16 @@
-"""Prompt lookup decoding (PLD; Saxena 2023): the text continues as it did where its last tokens stood before.
+"""Prompt lookup decoding (PLD; Saxena 2023): the text continues as after an earlier occurrence of its last tokens.
 
-The last n tokens, n from `ngram` (3) down to 1, are sought in prompt and output; what followed the most recent match is
-the draft, up to `tokens` (10) of it. Beyond the original, which offers one match:
+The last n tokens, n from `ngram` (3) down to 1, are looked up in prompt and output; what followed the most recent match
+is the draft, up to `tokens` (10) of it. Beyond the original, which offers one match:
 
  * up to `matches` (3) different continuations become one tree, the best first: longer n-grams before shorter ones,
    then recent before old, so that a small budget keeps the best match;
- * a match so recent that its continuation runs into the end of the text goes on periodically, as in LZ77.
+ * a match so recent that its continuation runs into the end of the text continues periodically, as in LZ77.
 
-A token's confidence is 1 - 1 / (l + 2), l being the tokens that it goes on from and that match, 16 at most; a later
-path has what earlier ones left. What that is worth is learnt as it is used (`_mix.py`).
+A token's confidence is 1 - 1 / (l + 2), l being the length of the match that it continues, at most 16; a later
+path has what earlier ones left. Its acceptance rates are learned online (`_mix.py`).
 
-A match is found through an index, never by scanning: `last[n]` maps an n-gram to where it last ended, `before[n]`
+Matches come from an index, never from a scan: `last[n]` maps an n-gram to where it last ended, `before[n]`
 maps every position to the previous end of the same n-gram. One round costs microseconds however long the text is.
 """
 
@@ -24,7 +24,7 @@ from typing import Any
 from ..core.protocols import Drafter, Drafting, Round, Target
 from ..core.tree import from_lists
 from ..core.types import Budget, DraftTree, HostRow, Rows
-from ._common import refuse, selected, useful, whole
+from ._common import integer, refuse, selected, useful
 
 LONG = 16  # tokens of a match that are looked at
 TRIES = 8  # occurrences looked at per match wanted: bounds a round on repetitive texts
@@ -87,16 +87,16 @@ class Index:
 
     def paths(self, tokens: int, matches: int) -> list[tuple[list[int], int]]:
         """The best `matches` different continuations of `tokens` tokens, and how much text before them matches."""
-        found: list[tuple[list[int], int]] = []
+        continuations: list[tuple[list[int], int]] = []
         for _, end in zip(range(TRIES * matches), self.occurrences(), strict=False):
             path = self.text[end + 1 : end + 1 + tokens]
             period = len(path)
             path += [path[i % period] for i in range(period, tokens)]
-            if all(path != other for other, _ in found):
-                found.append((path, self.match(end)))
-                if len(found) == matches:
+            if all(path != other for other, _ in continuations):
+                continuations.append((path, self.match(end)))
+                if len(continuations) == matches:
                     break
-        return found
+        return continuations
 
     def match(self, end: int) -> int:
         """How many tokens before `end`, itself included, are those at the text's end."""
@@ -174,4 +174,4 @@ def load(
 ) -> LookupDrafter:
     """Prompt lookup: n-grams of `ngram` down to 1, drafts of `tokens` tokens, up to `matches` of them as a tree."""
     refuse("lookup", unknown, path)
-    return LookupDrafter(whole("ngram", ngram, most=16), whole("tokens", tokens), whole("matches", matches))
+    return LookupDrafter(integer("ngram", ngram, most=16), integer("tokens", tokens), integer("matches", matches))

@@ -29,7 +29,7 @@ from ..core.types import Array, Budget, DraftTree, Rows
 from ..params import InputError
 from ..shipped import folder_of, placed
 from . import _ranks
-from ._common import accepted, whole
+from ._common import accepted, integer
 from ._compiled import code_for
 from ._growth import Growth
 from ._text import across, check_tokenizer, check_way, tokenizer_of
@@ -37,7 +37,7 @@ from ._trained import Shapes, cast, finite, in_tensors
 from ._words import Same, Words, names_in
 
 FEW = 4  # tokens that wait: these are read one by one
-FIRST = 16  # states that a slab has room for at first, at most; it grows
+FIRST = 16  # states of a new slab, at most; it grows
 PADDING = 512  # rows by which two vocabularies of one tokenizer may differ
 MOST = 1 << 31  # a size is less
 SIZES = {
@@ -49,7 +49,7 @@ PRECISIONS = "auto", "float64", "float32", "bfloat16", "float16"
 
 @dataclass(frozen=True)
 class Request:
-    """What a SPEC asks for. `vocab`: same (one tokenizer), shared (draft the tokens that both have) or text (draft
+    """The options of a SPEC. `vocab`: same (one tokenizer), shared (draft the tokens that both have) or text (draft
     text). `batch`: states that are advanced in one pass, at most."""
 
     growth: Growth
@@ -58,7 +58,7 @@ class Request:
     vocab: str = "same"
 
     def __post_init__(self) -> None:
-        growth, most = self.growth, whole("batch", self.batch)
+        growth, most = self.growth, integer("batch", self.batch)
         states = math.prod(growth.shape[:-1])
         if growth.tree == "static" and states > most:
             raise InputError(
@@ -82,7 +82,7 @@ class Request:
 
 
 class MambaDrafting(Drafting):
-    """What tensors and compiled code share: committed tokens wait until a draft is asked for, the prompt too, so that a
+    """What tensors and compiled code share: committed tokens wait until the next draft, the prompt too, so that a
     text without one costs nothing."""
 
     drafter: Any
@@ -118,7 +118,7 @@ class MambaDrafting(Drafting):
         """Logits behind the nodes of a growing tree, from `since` on."""
         raise NotImplementedError
 
-    def tell(self, settled: list[list[int]], tails: list[list[int]], rows: Rows, budget: Budget) -> DraftTree:
+    def propose_after(self, settled: list[list[int]], tails: list[list[int]], rows: Rows, budget: Budget) -> DraftTree:
         """For `_text.py`: a temporary tree below tokens of its own; the state is taken back to `settled`."""
         settled = [[*own, *more] for own, more in zip(self.pending, settled, strict=True)]  # the prompt first
         self.skip(settled)
@@ -186,7 +186,7 @@ class States:
         return self.change(lambda part: part[:, range(len(slots)), slots][:, :, None])
 
     def widened(self, slots: int) -> States:
-        """The same with room for so many slots."""
+        """The same with space for so many slots."""
 
         def wide(part: Array) -> Array:
             made = np.empty((*part.shape[:2], slots, *part.shape[3:]), part.dtype)
@@ -212,10 +212,10 @@ class CompiledMambaDrafting(MambaDrafting):
 
     def propose(self, rows: Rows, budget: Budget) -> DraftTree:
         drafter, words = self.drafter, self.drafter.words
-        asked = drafter.growth.quick(rows, budget)
-        if asked is not None and len(rows) * asked[1].width <= drafter.batch:
-            slab = self._ready(_fed(asked[1]))
-            tree, self.fed = drafter.compiled.grow(*slab.arrays, self.pending, rows, *asked)
+        arguments = drafter.growth.compiled(rows, budget)
+        if arguments is not None and len(rows) * arguments[1].width <= drafter.batch:
+            slab = self._ready(_fed(arguments[1]))
+            tree, self.fed = drafter.compiled.grow(*slab.arrays, self.pending, rows, *arguments)
             return tree
         first = self._read(budget.nodes)
         tree, self.fed = drafter.growth.propose(rows, first, self._step, budget, words.names, words.vocab)
@@ -236,7 +236,7 @@ class CompiledMambaDrafting(MambaDrafting):
             self.drafter.compiled.skip(*self.state.arrays, tokens)
 
     def _ready(self, slots: int) -> States:
-        """The slab with room for so many states, the text's in the first; few tokens wait behind it."""
+        """The slab with space for so many states, the text's in the first; few tokens wait behind it."""
         if max(map(len, self.pending)) > FEW:
             self.skip([row[:-1] for row in self.pending])
             self.pending = [row[-1:] for row in self.pending]
@@ -395,7 +395,7 @@ def _shapes(sizes: MambaSizes, config: Mapping[str, Any]) -> Shapes:
 
 def compiled(sizes: MambaSizes, weights: Weights, code: Library, words: Words, request: Request) -> Drafter | None:
     """The drafter of a Mamba-2 in compiled code; None where that has no such network, or its tokens are others than
-    those that it is told of."""
+    those that it observes."""
     head = weights.get("lm_head.weight", table := weights["backbone.embeddings.weight"])
     if not isinstance(words, Same) or len(head) != len(table):
         return None
@@ -415,5 +415,5 @@ def compiled(sizes: MambaSizes, weights: Weights, code: Library, words: Words, r
 
 
 def __getattr__(name: str) -> Any:
-    """The drafter in tensors (`_mamba.py`), imported when it is asked for."""
+    """The drafter in tensors (`_mamba.py`), imported on first use."""
     return getattr(in_tensors("mamba"), name)

@@ -34,7 +34,7 @@ from ..core.types import Array, Budget, DraftTree, Rows
 from ..nets.configs import MedusaConfig
 from ..params import InputError
 from . import _ranks
-from ._common import whole
+from ._common import integer
 from ._compiled import last_features
 from ._logits import rank
 from ._trained import Method, Shapes, in_tensors, names_of
@@ -56,7 +56,7 @@ class MedusaOptions:
 
 @dataclass(frozen=True)
 class Request:
-    """What a SPEC asks for. `tree` "": the folder's own, or dynamic; `scale` 0: the folder's."""
+    """The options of a SPEC. `tree` "": the folder's own, or dynamic; `scale` 0: the folder's."""
 
     tree: str = ""
     shape: tuple[int, ...] = (4, 3, 2, 1)
@@ -64,7 +64,7 @@ class Request:
     scale: float = 0.0
 
     def __post_init__(self) -> None:
-        if min(self.shape, default=0) < 1 or whole("top_k", self.top_k) < 1 or not 0 <= self.scale < float("inf"):
+        if min(self.shape, default=0) < 1 or integer("top_k", self.top_k) < 1 or not 0 <= self.scale < float("inf"):
             raise InputError("the shape, top_k and scale of Medusa must be positive")
 
     def options(self, config: MedusaConfig) -> MedusaOptions:
@@ -223,5 +223,5 @@ def load(
 
 
 def __getattr__(name: str) -> Any:
-    """The network and its drafter in tensors (`_medusa.py`), imported when they are asked for."""
+    """The network and its drafter in tensors (`_medusa.py`), imported on first use."""
     return getattr(in_tensors("medusa"), name)

@@ -79,7 +79,7 @@ class ModelDrafting(Drafting):
         tree, self.fed = growth.propose(rows, self._read(rows), self._step, budget, words.names, words.vocab)
         return tree
 
-    def tell(self, settled: list[list[int]], tails: list[list[int]], rows: Rows, budget: Budget) -> DraftTree:
+    def propose_after(self, settled: list[list[int]], tails: list[list[int]], rows: Rows, budget: Budget) -> DraftTree:
         """For `_text.py`: a temporary tree below tokens of its own; the state is taken back to `settled`."""
         texts = [p + s for p, s in zip(self.pending, settled, strict=True)]
         self.pending = [text + tail for text, tail in zip(texts, tails, strict=True)]
@@ -108,12 +108,12 @@ class ModelDrafting(Drafting):
         logits = self.session.forward(chain(self.pending)).logits
         last = [len(row) - 1 for row in self.pending]
         self.session.keep([list(range(count)) for count in last])
-        return self.drafter.words.law(logits[np.arange(len(rows)), last][:, None])
+        return self.drafter.words.restrict(logits[np.arange(len(rows)), last][:, None])
 
     def _step(self, fed: DraftTree, since: int) -> Any:
         words = self.drafter.words
         fed = replace(fed, tokens=words.feed(fed.tokens))
-        return words.law(self.session.forward(fed, since=since).logits)
+        return words.restrict(self.session.forward(fed, since=since).logits)
 
 
 def load(

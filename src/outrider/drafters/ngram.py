@@ -1,12 +1,12 @@
 """Unigram and bigram drafters, the "negligible cost" models of Leviathan et al. 2023, table 3.
 
-Counted on a corpus file (`ngram:corpus.txt`), or without one on each row's own prompt and output. The laws:
+Counted on a corpus file (`ngram:corpus.txt`), or without one on each row's own prompt and output. The distributions:
 
     n = 1:  u(x)     = (c(x) + 1) / (N + V)                           add-one
     n = 2:  q(x | y) = (c(y, x) + b u(x)) / (c(y) + b),   b = 1       backoff to the unigram (Dirichlet)
 
 Under `coupled` the tree is EAGLE-2's growth with the shared noise; under `rejection` at T > 0 a static shape (a chain
-unless the budget names one) is sampled and keeps its laws; elsewhere children are the most probable tokens.
+unless the budget names one) is sampled and keeps its distributions; elsewhere children are the most probable tokens.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from ..core.protocols import Drafter, Drafting, Round, Target
 from ..core.tree import append, from_lists, root_only, template
 from ..core.types import Array, Budget, DraftTree, Rows
 from ..params import InputError
-from ._common import corpus, refuse, selected, useful, whole
+from ._common import corpus, integer, refuse, selected, useful
 
 BACKOFF = 1.0
-STORE = 1 << 22  # values of laws kept (32 MB)
+STORE = 1 << 22  # values of distributions kept (32 MB)
 
 
 @dataclass
@@ -37,7 +37,9 @@ class Counts:
     tokens: Array  # float64 [v]: c(x)
     after: dict[int, dict[int, int]] = field(default_factory=dict)  # c(y, x)
     last: int | None = None
-    known: dict[int, Array] = field(default_factory=dict)  # bigram laws of these counts, as far as they were asked for
+    known: dict[int, Array] = field(
+        default_factory=dict
+    )  # bigram distributions of these counts, as far as they were computed
     fixed: bool = False  # a corpus, counted once and shared by all rows: it learns nothing more
 
     @classmethod
@@ -59,10 +61,10 @@ class Counts:
 
     def unigram(self) -> Array:
         """The probabilities [v] of a token, whatever stands before it."""
-        law: Array = (self.tokens + 1) / (self.tokens.sum() + self.vocab)
-        return law
+        q: Array = (self.tokens + 1) / (self.tokens.sum() + self.vocab)
+        return q
 
-    def law(self, previous: Sequence[int], n: int) -> Array:
+    def distribution(self, previous: Sequence[int], n: int) -> Array:
         """The probabilities [w, v] of the token after each of the tokens `previous`."""
         if n == 1:
             return np.tile(self.unigram(), (len(previous), 1))
@@ -75,10 +77,10 @@ class Counts:
     def _bigram(self, previous: int) -> Array:
         following = self.after.get(previous, {})
         total = sum(following.values()) + BACKOFF
-        law = self.unigram() * (BACKOFF / total)
+        q = self.unigram() * (BACKOFF / total)
         if following:
-            law[list(following)] += np.array(list(following.values())) / total
-        return law
+            q[list(following)] += np.array(list(following.values())) / total
+        return q
 
     def fork(self) -> Counts:
         if self.fixed:
@@ -130,9 +132,11 @@ class NgramDrafting(Drafting):
         assert isinstance(other, NgramDrafting)
         self.rows += other.rows
 
-    def law(self, tokens: Array) -> Array:
+    def distribution(self, tokens: Array) -> Array:
         """The probabilities [b, w, v] after each token [b, w]."""
-        return np.stack([row.law(t, self.drafter.n) for row, t in zip(self.rows, tokens.tolist(), strict=True)])
+        return np.stack(
+            [row.distribution(t, self.drafter.n) for row, t in zip(self.rows, tokens.tolist(), strict=True)]
+        )
 
     def _shape(self, budget: Budget, depth: int) -> tuple[int, ...]:
         """The static shape of this round, fixed before anything is drawn."""
@@ -145,7 +149,7 @@ class NgramDrafting(Drafting):
         width = self.drafter.width
 
         def expand(fed: DraftTree, since: int) -> tuple[Array, Array]:
-            logits = np.log(self.law(fed.tokens[:, since:])).astype(np.float32)
+            logits = np.log(self.distribution(fed.tokens[:, since:])).astype(np.float32)
             return sampling.rank(logits, rows, fed.deepest + 1, width)
 
         return grow(
@@ -153,23 +157,23 @@ class NgramDrafting(Drafting):
         )[0]
 
     def _static(self, rows: Rows, shape: tuple[int, ...], sampled: bool) -> DraftTree:
-        fed, since, laws = root_only(rows.root), 0, list[Array]()
+        fed, since, q = root_only(rows.root), 0, list[Array]()
         for depth, n in enumerate(shape, 1):
-            logits = np.log(self.law(fed.tokens[:, since:]))
+            logits = np.log(self.distribution(fed.tokens[:, since:]))
             if sampled:
                 rowwise = zip(logits, rows.sampling, strict=True)
-                laws.append(np.array([[sampling.distribution(z, s) for z in row] for row, s in rowwise]))
-                children = sampling.sample(laws[-1], n, rows, since)
+                q.append(np.array([[sampling.distribution(z, s) for z in row] for row, s in rowwise]))
+                children = sampling.sample(q[-1], n, rows, since)
             else:
                 children = sampling.rank(logits.astype(np.float32), rows, depth, n, warp=n == 1)[0]
             parents = np.tile(np.repeat(np.arange(since, fed.nodes), n), (len(rows), 1))
             since = fed.nodes
             fed = append(fed, children.reshape(len(rows), -1), parents)
-        return replace(fed, q=np.concatenate(laws, 1)) if laws else fed
+        return replace(fed, q=np.concatenate(q, 1)) if q else fed
 
 
 def shallow(tree: DraftTree, depths: Sequence[int]) -> DraftTree:
-    """The tree cut to each row's depth. (The cut looks at no token, so sampled siblings keep their law.)"""
+    """The tree cut to each row's depth. (The cut looks at no token, so sampled siblings keep their distribution.)"""
     if min(depths) >= tree.deepest:
         return tree
     rows = []
@@ -191,8 +195,8 @@ def load(
     """A unigram (`n=1`) or bigram drafter of a corpus file, or of each row's own text; `width` children per node."""
     refuse("ngram", unknown)
     if target is None:
-        raise InputError("the drafter ngram needs the target, whose vocabulary its laws cover")
-    n, width = whole("n", n, most=2), whole("width", width)
+        raise InputError("the drafter ngram needs the target, whose vocabulary its distributions cover")
+    n, width = integer("n", n, most=2), integer("width", width)
     if path is None:
         return NgramDrafter(target.vocab, n, width)
     tokens = corpus("ngram", path, tokenizer)

@@ -3,7 +3,7 @@
 A suffix automaton over the prompt and output of each row, another over an optional corpus file, and, with
 `persist=true`, another over the outputs of earlier requests. The longest suffix of the text (at most `context` tokens)
 that occurs in one of them predicts the next token by counts; each draft node is matched again with its own path, so a
-draft goes on across sources and beyond the text's end. The tree grows best first by the estimated probability
+draft continues across sources and beyond the text's end. The tree grows best first by the estimated probability
 
     p(x | context of length l) = count(x) / n * (1 - 1 / (n + l + 1)),    n = the context's occurrences with a successor
 
@@ -23,7 +23,7 @@ from typing import Any
 from ..core.protocols import Drafter, Drafting, Round, Target
 from ..core.tree import from_lists, priced
 from ..core.types import Budget, DraftTree, HostRow, Rows
-from ._common import corpus, flag, refuse, selected, useful, whole
+from ._common import corpus, flag, integer, refuse, selected, useful
 
 TOP_K = 8  # successors of one context that are looked at, the most frequent first
 
@@ -132,10 +132,10 @@ class Memory:
 
 @dataclass(frozen=True)
 class SuffixDrafter(Drafter):
-    """Suffix decoding over the text, a corpus, and what was written before."""
+    """Suffix decoding over the text, a corpus, and earlier outputs."""
 
     context: int = 16
-    corpus: Automaton | None = None  # built once, never written again
+    corpus: Automaton | None = None  # read-only
     memory: Memory | None = None
     reads_tree: bool = False
     counts: bool = True
@@ -151,7 +151,7 @@ class SuffixDrafter(Drafter):
 
 @dataclass
 class Text:
-    """One row: its automaton and its last tokens. What comes is written into them when something is asked."""
+    """One row: its automaton and its last tokens. Tokens are added to them before the next draft."""
 
     automaton: Automaton
     context: int
@@ -165,7 +165,7 @@ class Text:
         return self
 
     def read(self) -> Text:
-        """Itself, with all that came."""
+        """Itself, with all waiting tokens added."""
         if self.waiting:
             self.state = self.automaton.extend(self.state, self.waiting)
             self.tail, self.waiting = [*self.tail, *self.waiting][-self.context :], []
@@ -277,8 +277,8 @@ def load(
 ) -> SuffixDrafter:  # fmt: skip
     """Suffix decoding over the text, a corpus file (`path`) and, with `persist`, the last `keep` tokens written."""
     refuse("suffix", unknown)
-    context = whole("context", context, most=256)
-    half = (whole("keep", keep) + 1) // 2
+    context = integer("context", context, most=256)
+    half = (integer("keep", keep) + 1) // 2
     memory = Memory(half, Automaton(2 * context), Automaton(2 * context)) if flag("persist", persist) else None
     shared = None if path is None else Automaton(2 * context)
     if path is not None and shared is not None:

@@ -1,4 +1,4 @@
-"""The loop, and what goes through it: requests, rows, outputs."""
+"""The decoding loop; requests, rows and outputs."""
 
 from .loop import Batch, Engine, generate
 from .request import Chunk, Done, Output, Piece, Request, Row, check_prompt, spread_seeds

@@ -1,6 +1,6 @@
 """The loop: draft, verify, commit, for a batch whose rows come and go.
 
-`generate` is the whole of it. A `Batch` is the running state: rows, the target's session, the drafter's state. One
+`generate` runs it. A `Batch` is the running state: rows, the target's session, the drafter's state. One
 round is `Batch.round`; newcomers are prefilled alone by `Batch.start` and then joined to the running rows.
 """
 
@@ -15,7 +15,6 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from ..budgets import parse
 from ..budgets.budgeter import Budgeter, Report, may_draft
-from ..budgets.calibration import inside
 from ..core import verify
 from ..core.clock import Clock
 from ..core.noise import GumbelNoise
@@ -39,7 +38,7 @@ class Engine:
     rule: Rule = "coupled"
     epsilon: float = 0.09  # typical acceptance only
     delta: float = 0.3
-    nodes: int = 64  # room kept in the cache for a tree
+    nodes: int = 64  # slots of the cache for a tree, beyond the context
 
     @classmethod
     def of(
@@ -84,7 +83,7 @@ def generate(engine: Engine, requests: Iterable[Request], batch_size: int = 8) -
 
 
 def _alone(step: Callable[Concatenate[Batch, P], T]) -> Callable[Concatenate[Batch, P], T]:
-    """A step of a batch that takes its turn over the target."""
+    """A step of a batch that holds the target's lock."""
 
     @wraps(step)
     def taken(self: Batch, *args: P.args, **more: P.kwargs) -> T:
@@ -98,7 +97,7 @@ def _alone(step: Callable[Concatenate[Batch, P], T]) -> Callable[Concatenate[Bat
 class Batch:
     """Rows that decode side by side. Whoever drives one (`generate` does) calls
 
-        batch, pieces = Batch.start(engine, rows)     prompts read, first tokens drawn; `read` does it in steps
+        batch, pieces = Batch.start(engine, rows)     prompts prefilled, first tokens drawn; `read` does it in steps
         pieces = batch.round()                        one round of every row
         batch = batch.leave()                         without the finished rows; None when none is left
         batch = batch.join(newcomers)                 with rows that another `start` has made ready
@@ -117,9 +116,9 @@ class Batch:
 
     @classmethod
     def start(cls, engine: Engine, rows: list[Row]) -> tuple[Batch | None, list[Piece]]:
-        """Read the newcomers' prompts and draw their first tokens.
+        """Prefill the newcomers' prompts and draw their first tokens.
 
-        Returns the batch of those that go on (None if the first token ended all of them) and a piece for each row.
+        Returns the batch of those that continue (None if the first token ended all of them) and a piece for each row.
         Raises InputError for a prompt that cannot be decoded, before anything is computed.
         """
         reading = cls.read(engine, rows)
@@ -136,7 +135,7 @@ class Batch:
         """The same in steps: it pauses between the chunks of the prompts, so that others may decode in between.
         `known`: a kept text, and how many of its tokens are the beginning of the one row's text.
 
-        A row that has an output already goes on from there, as if that stood in its prompt. An encoder-decoder's rows
+        A row that has an output already continues from there, as if that stood in its prompt. An encoder-decoder's rows
         cannot: their output is no part of what the encoder reads."""
         clock, prompts = Clock(engine.target.settle), [row.text for row in rows]
         for row in rows:
@@ -190,8 +189,8 @@ class Batch:
     def round(self) -> list[Piece]:
         """One round of every row: schedule, draft, verify, commit, account. Returns what it added to each row."""
         clock, view = Clock(self.engine.target.settle), self.view()
-        asking = may_draft(view, self.drafting)
-        budget = self.engine.budget.choose(asking)
+        drafting = may_draft(view, self.drafting)
+        budget = self.engine.budget.choose(drafting)
         with clock("draft"):
             tree = self.propose(view, budget)
         with clock("verify"):
@@ -206,7 +205,7 @@ class Batch:
         with clock("draft"):
             self.drafting.observe(Round(view, tree, output, verdict.paths, verdict.next, done.tokens))
         pieces = [self.advance(row, done, i, view.remaining[i]) for i, row in enumerate(self.rows)]
-        self.account(clock, asking, budget, tree, done)
+        self.account(clock, drafting, budget, tree, done)
         return pieces
 
     def advance(self, row: Row, done: Done, i: int, remaining: int) -> Piece:
@@ -219,18 +218,18 @@ class Batch:
         row.usage.count(done.sizes[i] - 1, accepted, done.tested[i] if len(added) == count else accepted)
         return Piece(row, added, accepted)
 
-    def account(self, clock: Clock, asking: Rows, budget: Budget, tree: DraftTree, done: Done) -> None:
+    def account(self, clock: Clock, drafting: Rows, budget: Budget, tree: DraftTree, done: Done) -> None:
         """Times into every row's usage; times and hits to the budget."""
         draft, verify, seconds = clock["draft"], clock["verify"], clock.total
-        asked = 0 if budget.nodes < 2 else max(0, min(budget.depth, max(asking.remaining) - 1))
-        counts = [len(new) for new, left in zip(done.tokens, asking.remaining, strict=True) if left > 1]
-        hits = [sum(c > d for c in counts) for d in range(1, asked + 1)]
+        depth = 0 if budget.nodes < 2 else max(0, min(budget.depth, max(drafting.remaining) - 1))
+        counts = [len(new) for new, left in zip(done.tokens, drafting.remaining, strict=True) if left > 1]
+        hits = [sum(c > d for c in counts) for d in range(1, depth + 1)]
         n, b, promised = tree.nodes, len(self.rows), 0.0
         if tree.values is not None:
             promised = math.fsum(math.exp(value) for _, _, logs in tree.host for value in logs[1:])
-        drafted, rest = min(asked, tree.deepest), seconds - draft - verify
+        rest = seconds - draft - verify
         total = sum(done.sizes) if self.engine.target.ragged else 0
-        report = Report(b, asked, n, draft, verify, rest, hits, drafted, promised, len(counts), total)
+        report = Report(b, depth, n, draft, verify, rest, hits, promised, len(counts), total)
         self.engine.budget.learn(report)
         seconds = clock.total  # with what the budget's learning took
         for row in self.rows:
@@ -260,7 +259,7 @@ class Batch:
             budget = replace(budget, floor=0.0, reach=0.0, price=None, rate=0.0)
         tree = self.drafting.propose(view, budget)
         if wrong := flaw(tree, view.root, self.engine.target.vocab):
-            kind = type(inside(self.engine.drafter))
+            kind = type(self.engine.drafter.uncalibrated)
             raise InputError(f"the drafter {kind.__module__}.{kind.__qualname__} proposed a broken tree: {wrong}")
         return tree
 
@@ -275,7 +274,7 @@ class Batch:
         return []
 
     def extend(self, row: Row, tokens: list[int], remaining: int) -> list[int]:
-        """Add tokens to a row's output, up to its end and into the room it has; the ones that were added."""
+        """Add tokens to a row's output, up to its end and at most `remaining`; the ones that were added."""
         kept, row.finish = row.request.cut(row.output, tokens[:remaining])
         added = tokens[: min(kept, remaining)]
         row.output += added

@@ -1,4 +1,4 @@
-"""One output from what it is asked to be to what it has become: requests, their running rows, outputs."""
+"""Requests, the rows that serve them, and outputs."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from ..core.changes import Changes
 from ..core.noise import digest
 from ..core.protocols import Target
 from ..core.types import DraftTree, Process, RowText, Usage, Verdict
-from ..params import InputError, Rule, Sampling, whole
+from ..params import InputError, Rule, Sampling, integer
 
 MOST_SAMPLES = 4096  # texts of one prompt in one call
-PADDING = 64, 0.25  # in one pass, so many tokens of filling are allowed, or this share of all its tokens
+PADDING = 64, 0.25  # tokens of padding allowed in a pass, or their share of all its tokens
 Cut = Callable[[Sequence[int], Sequence[int]], tuple[int, str | None]]
 
 
 @dataclass(frozen=True)
 class Request:
-    """What one output is asked to be. Seed, law and end belong to the row: a text does not depend on its neighbours."""
+    """How one output is decoded. Seed, sampling and end belong to the row: a text does not depend on its neighbours."""
 
     prompt: Sequence[int]  # token ids, at least one
-    seed: int  # any whole number; seeds that differ by a multiple of 2^64 are the same
+    seed: int  # modulo 2^64
     max_new_tokens: int  # at least 1
     sampling: Sampling = field(default_factory=Sampling)
-    # (output so far, new tokens) -> how many of the new tokens are kept, and why the row ends there; None: it goes on
+    # (output so far, new tokens) -> how many of the new tokens are kept, and why the row ends there; None: it continues
     cut: Cut = lambda output, new: (len(new), None)
     process: Process | None = None  # transformers' logits processors, where they came prepared
 
@@ -40,7 +40,7 @@ class Row:
     output: list[int] = field(default_factory=list)
     length: int = 0  # committed tokens, = the root's position
     serial: int = 0
-    finish: str | None = None  # why it has ended: what `cut` said, length, error, or what `Batch.cancel` was told
+    finish: str | None = None  # why it ended: `cut`'s reason, length, error, or `Batch.cancel`'s reason
     mixed: int | None = None  # a hash of seed and prompt
     usage: Usage = field(default_factory=Usage)
     changes: Changes | None = field(init=False)  # what its text changes in its logits
@@ -50,7 +50,7 @@ class Row:
 
     @property
     def text(self) -> list[int]:
-        """Prompt and output: what is prefilled when the row begins, or goes on after a pause."""
+        """Prompt and output: what is prefilled when the row begins, or resumes after a pause."""
         return [*self.request.prompt, *self.output]
 
     def key(self, rule: Rule) -> int:
@@ -74,7 +74,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Piece:
-    """What one round added to one row. The first `drafted` of its tokens came from the draft."""
+    """The tokens that one round added to one row. The first `drafted` came from the draft."""
 
     row: Row
     tokens: list[int]
@@ -83,7 +83,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Done:
-    """What a round came to, per row."""
+    """The result of a round, per row."""
 
     tokens: list[list[int]]  # accepted drafts and the target's own token
     tested: list[int]  # depths at which a draft was tested
@@ -106,12 +106,12 @@ class Output:
 
     Attributes:
         prompt: the index of its prompt.
-        text: what goes on from the prompt (its leading space included), without special tokens and without the stop
+        text: the continuation of the prompt (its leading space included), without special tokens and without the stop
             string that ended it.
         tokens: ids of what was written, the end of text and the tokens of a stop string included.
         finish_reason: eos, stop, length, interrupted (a stream was left) or error (the model's logits were NaN or
             infinite; what was written before stays).
-        seed: what its randomness came from; asked for again under the default rule, it gives the same text.
+        seed: of its randomness; under the default rule the same seed gives the same text.
         usage: what it cost.
         exact: equal to what plain decoding writes: bit for bit ("bits"), or up to rounding ("rounding").
     """
@@ -127,7 +127,7 @@ class Output:
 
 @dataclass(frozen=True)
 class Chunk:
-    """What one round added to a streamed text: what the drafter had guessed, then what the target chose itself."""
+    """What one round added to a streamed text: accepted drafts, then the target's own token."""
 
     drafted: str
     own: str
@@ -157,16 +157,16 @@ def check_prompt(request: Request, target: Target) -> None:
 
 def spread_seeds(seed: Any, prompts: int, n: Any) -> list[list[int]]:
     """The seed of every sample [prompt][sample]; `seed`, `n` and errors are those of `LLM.generate`."""
-    whole("n", n, most=MOST_SAMPLES)
+    integer("n", n, most=MOST_SAMPLES)
     given = [seed] * prompts if seed is None or not isinstance(seed, Sequence) or isinstance(seed, str) else seed
     if len(given) != prompts:
         raise InputError(f"give one seed, or one per prompt: there are {prompts} prompts and {len(given)} seeds")
-    first = [secrets.randbits(63) if s is None else whole("seed", s, None) for s in given]
+    first = [secrets.randbits(63) if s is None else integer("seed", s, None) for s in given]
     return [[s + j for j in range(n)] for s in first]
 
 
 def alike(rows: Sequence[Row]) -> Iterator[list[Row]]:
-    """Groups of rows whose prompts are about equally long: prompts in one pass are filled up to the longest of them."""
+    """Groups of rows whose prompts are about equally long: prompts in one pass are padded to the longest of them."""
     group: list[Row] = []
     total = 0
     for row in sorted(rows, key=lambda row: len(row.request.prompt)):

@@ -23,7 +23,7 @@ class Stop:
         max_new_tokens: tokens of a text at most.
         detokenizer: of the tokens; stop strings and `text` need it.
         min_tokens: stop strings that are completed by one of the first so many tokens do not count.
-        apart: the text does not go on from its prompt (encoder-decoder models).
+        apart: the text does not continue its prompt (encoder-decoder models).
     """
 
     eos: frozenset[int] = frozenset()
@@ -39,7 +39,7 @@ class Stop:
 
     def cutting(self, prompt: Sequence[int]) -> Cut:
         """`Request.cut` of one row: (output so far, new tokens) -> how many of the new ones are kept, and why the row
-        ends there (None: it goes on)."""
+        ends there (None: it continues)."""
         return Ending(self, prompt).cut if self.strings else self.cut
 
     def cut(self, output: Sequence[int], new: Sequence[int]) -> tuple[int, Finish | None]:
@@ -75,17 +75,17 @@ class Stop:
 
 
 class Ending:
-    """Where one row's stop strings end it. It reads on from what it was last asked about."""
+    """Where one row's stop strings end it; tokens are decoded once, as they come."""
 
     def __init__(self, stop: Stop, prompt: Sequence[int]):
         self.stop, self.prompt = stop, prompt
         self.stream = stop.stream(prompt)
-        self.output: Sequence[int] | None = None  # the list that it has read
+        self.output: Sequence[int] | None = None  # the list that was decoded so far
 
     def cut(self, output: Sequence[int], new: Sequence[int]) -> tuple[int, Finish | None]:
         """As `Stop.cut`, with stop strings."""
         kept, reason = self.stop.cut(output, new)
-        if output is not self.output or len(output) != self.stream.tokens:  # the request is run once more
+        if output is not self.output or len(output) != self.stream.tokens:  # the request runs again
             self.output, self.stream = output, self.stop.stream(self.prompt)
             self.stream.push(output)
         for i, token in enumerate(new[: kept - (reason == "eos")], 1):

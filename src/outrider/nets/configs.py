@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .. import schema
-from ..params import InputError, whole
+from ..params import InputError, integer
 
 Path = tuple[int, ...]  # of ranks: which candidate of each depth
 Paths = tuple[Path, ...]
@@ -190,7 +190,7 @@ class MedusaConfig:
 
     def __post_init__(self) -> None:
         for name in ("vocab", "hidden", "heads", "layers"):
-            whole(f"{name} of Medusa", getattr(self, name))
+            integer(f"{name} of Medusa", getattr(self, name))
         check_blocks(self.heads, self.layers)
         check_size(self.draft_vocab, self.vocab, 0)
         if self.tree is not None:
@@ -214,7 +214,7 @@ class HydraConfig:
 
     def __post_init__(self) -> None:
         for name in ("vocab", "hidden", "heads", "layers"):
-            whole(f"{name} of Hydra", getattr(self, name))
+            integer(f"{name} of Hydra", getattr(self, name))
         check_blocks(self.heads, self.layers)
         check_size(self.draft_vocab, self.vocab, 0)
         if self.prefix != (self.layer is not None):

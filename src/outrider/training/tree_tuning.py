@@ -22,7 +22,6 @@ import numpy as np
 
 from .. import files
 from ..budgets.budgeter import FixedBudget
-from ..budgets.calibration import inside
 from ..core.protocols import Drafter, Drafting, Round
 from ..core.tree import chain, padded
 from ..core.types import Array, Budget, DraftTree, Rows
@@ -102,7 +101,7 @@ def measure(
     """How often each rank at each depth is right, on the texts that the target writes to these requests."""
     if min(ranks, depth, batch_size) < 1 or not requests:
         raise InputError("there must be at least one prompt, and ranks, depth and batch_size must be at least 1")
-    engine = replace(engine, drafter=inside(engine.drafter))
+    engine = replace(engine, drafter=engine.drafter.uncalibrated)
     if not isinstance(engine.drafter.open([[0]], 1), Ranks):
         raise InputError("this drafter does not rank candidates, so there is no tree to tune; name a model or heads")
     engine = replace(engine, rule="coupled")

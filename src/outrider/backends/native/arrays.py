@@ -41,8 +41,8 @@ def addresses(values: Iterable[int | None]) -> Any:
 
 
 def _array(kind: str, code: str, values: Iterable[Any]) -> Any:
-    given = list(values)
+    items = list(values)
     try:
-        return ffi.from_buffer(kind, bytearray(struct.pack(f"={len(given)}{code}", *given)))
+        return ffi.from_buffer(kind, bytearray(struct.pack(f"={len(items)}{code}", *items)))
     except (struct.error, OverflowError) as error:
         raise OverflowError(f"a value does not fit its C type: {error}") from error

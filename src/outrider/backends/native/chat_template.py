@@ -45,23 +45,23 @@ def render(
         TemplateError: the template is faulty, or refuses these messages.
         ValueError: the last message cannot be left open.
     """
-    given = [_message(message) for message in messages]
+    plain_messages = [_message(message) for message in messages]
     if continue_final_message:
         if add_generation_prompt:
             raise ValueError("the last message cannot be continued and an answer opened behind it")
-        _leave_open(given)
+        _leave_open(plain_messages)
     text = _compiled(template).render(
-        messages=given,
+        messages=plain_messages,
         tools=None if tools is None else plain(list(tools)),
         documents=None,
         add_generation_prompt=add_generation_prompt,
         **plain(dict(variables)),
     )
-    return _cut(text, given) if continue_final_message else text
+    return _cut(text, plain_messages) if continue_final_message else text
 
 
 def plain(value: Any) -> Any:
-    """A value rebuilt of JSON's types, so that a template meets no other object's methods."""
+    """A value rebuilt of JSON's types, so that a template cannot call other objects' methods."""
     if value is None or isinstance(value, bool):
         return value
     for kind in (str, int, float):
@@ -143,8 +143,8 @@ class _Namespace(Namespace):
     """`namespace`, without attributes that Python keeps for itself."""
 
     def __init__(*args: Any, **more: Any) -> None:
-        self, *given = args
-        values = dict(*given, **more)
+        self, *positional = args
+        values = dict(*positional, **more)
         for name in values:
             _check_name(name)
         Namespace.__init__(self, values)

@@ -111,22 +111,22 @@ def _shards(folder: Path) -> list[Path]:
             raise InputError(f"{folder / INDEX} has no weight_map; fetch it again")
         return [folder / Path(name).name for name in sorted(set(names.values()))]
     one = folder / "model.safetensors"
-    found = [one] if one.is_file() else sorted(folder.glob("*.safetensors"))
-    if not found:
+    files = [one] if one.is_file() else sorted(folder.glob("*.safetensors"))
+    if not files:
         hint = "it has only a pickle; convert it to safetensors" if any(folder.glob("*.bin")) else "fetch them too"
         raise InputError(f"{folder} has a config but no safetensors weights; {hint}")
-    return found
+    return files
 
 
 def read_json(file: Path) -> dict[str, Any]:
     """The JSON object in a file. Raises InputError where there is none."""
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        values = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise InputError(f"{file.parent} has no {file.name}; it is not the folder of a model") from None
     except (OSError, ValueError, RecursionError) as error:
         line = " ".join(str(error).split())[:100]
         raise InputError(f"{file} is not valid JSON ({line}); fetch it again") from None
-    if not isinstance(found, dict):
+    if not isinstance(values, dict):
         raise InputError(f"{file} is not a JSON object; fetch it again")
-    return found
+    return values

@@ -1,5 +1,5 @@
 """What compiled drafters are made of and called with: matrices rounded to eight bits, the pairs that are still to be
-read, keys and values, and what every call that drafts trees is given.
+read, keys and values, and the arguments of every call that drafts trees.
 
 Weights are numpy arrays, by the names that they have in a drafter's folder; bfloat16 as the uint16 of its bits.
 """
@@ -40,10 +40,10 @@ def matrix(weight: Array, code: Library) -> Matrix:
     if not code.bf16_weights:
         return Matrix(PLAIN, np.ascontiguousarray(weight))
     rows, width = weight.shape
-    own, room = np.ascontiguousarray(float32(weight)), aligned((code.int8_bytes(Q8_0, rows, width),), np.uint8)
-    if not code.pack_int8(F32, address(own), rows, width, NULL, 1, address(room), 1):
+    own, buffer = np.ascontiguousarray(float32(weight)), aligned((code.int8_bytes(Q8_0, rows, width),), np.uint8)
+    if not code.pack_int8(F32, address(own), rows, width, NULL, 1, address(buffer), 1):
         return Matrix(PLAIN, np.ascontiguousarray(weight))  # weights that are NaN draft nothing
-    return Matrix(INTEGER + Q8_0, room)
+    return Matrix(INTEGER + Q8_0, buffer)
 
 
 class Pairs(NamedTuple):
@@ -82,10 +82,10 @@ def listed(pairs: Sequence[Pairs], rows: int) -> tuple[list[int], list[int], lis
     """How many pairs each row has; addresses of their features, a pair's side by side, and their tokens, row by row."""
     counts, features, following = [0] * rows, list[int](), list[int]()
     for r in range(rows):
-        for given in pairs:
-            nodes, tokens = given.nodes[r], given.tokens[r]
-            parts = [(part.ctypes.data, *part.strides[:2]) for part in given.features]
-            at = given.rows[r]
+        for one in pairs:
+            nodes, tokens = one.nodes[r], one.tokens[r]
+            parts = [(part.ctypes.data, *part.strides[:2]) for part in one.features]
+            at = one.rows[r]
             features += [start + at * row + node * step for node in nodes for start, row, step in parts]
             following += tokens
             counts[r] += len(nodes)
@@ -106,7 +106,7 @@ class SlotCache:
         return max(self.host, default=0)
 
     def reserve(self, slots: int) -> None:
-        """Make room for so many slots a row, by doubling."""
+        """Grow to at least `slots` slots a row, by doubling."""
         have = self.keys.shape[1]
         if slots > have:
             self._resize(max(slots, 2 * have))
@@ -159,8 +159,8 @@ class Shape:
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much room a call needs: rows of the batch, and of a row the nodes fed, its candidates, the nodes fed at once,
-    the pairs that are pending, the slots of a lattice, the nodes kept and the candidates of a node."""
+    """The sizes of a call's workspace: rows of the batch, and of a row the nodes fed, its candidates, the nodes fed at
+    once, the pairs that are pending, the slots of a lattice, the nodes kept and the candidates of a node."""
 
     rows: int = 0
     fed: int = 1
@@ -172,12 +172,12 @@ class Sizes:
     top_k: int = 1
 
     def both(self, other: Sizes) -> Sizes:
-        """Room for either."""
+        """Sizes that suffice for either."""
         return Sizes(*(max(getattr(self, f.name), getattr(other, f.name)) for f in fields(self)))
 
 
 class Caller:
-    """A compiled drafter: what its structures point to, its workspace, and the trees that it is asked for. One call
+    """A compiled drafter: what its structures point to, its workspace, and the trees that it drafts. One call
     runs at a time.
 
     Args:
@@ -196,7 +196,7 @@ class Caller:
         self.seconds: Any = doubles([0])  # of the price, which seldom changes
 
     def fit(self, sizes: Sizes) -> None:
-        """Make structures with room for this, unless there are; they are kept from call to call."""
+        """Make structures of at least these sizes, unless there are; they are kept from call to call."""
         if (sizes := sizes.both(self.sizes)) != self.sizes:
             self.sizes = sizes
             self.make()
@@ -221,13 +221,13 @@ class Caller:
         if price is not None and price is not self.price:
             self.price, self.seconds = price, doubles(price.seconds)
         pool = max(POOL, top_k) if self.vocab > POOLED else self.vocab
-        told = {
+        values = {
             **made.fields, "top_k": top_k, "pool": pool, "floor": _log(budget.floor), "reach": _log(budget.reach),
             "trust": price.trust if price else 1.0, "max_priced": len(price.seconds) if price else 0,
             "price_total": int(price.summed) if price else 0, "seconds": self.seconds,
             **self._ranking(len(rows), shape, top_k, pool),
         }  # fmt: skip
-        for name, value in told.items():
+        for name, value in values.items():
             setattr(self.draft, name, value)
         return made
 
@@ -248,7 +248,7 @@ class Caller:
 
 
 class Request:
-    """The trees of one call, a tree for each row: what C writes, and what it is given for them."""
+    """The trees of one call, a tree for each row: what C writes, and the arguments for them."""
 
     def __init__(self, rows: Rows, shape: Shape):
         self.rows, self.depth, count = len(rows), shape.depth, len(rows) * shape.nodes
@@ -258,14 +258,14 @@ class Request:
         self.values, self.visible = np.empty(count, np.float32), np.empty(count * shape.nodes, np.bool_)
         names = "tokens", "parents", "depths", "size", "values", "visible"
         heat = floats(s.temperature for s in rows.sampling)
-        given = integers(rows.root), heat, seeds(rows.seeds), integers(rows.start)
+        arguments = integers(rows.root), heat, seeds(rows.seeds), integers(rows.start)
         self.fields: dict[str, Any] = {
             "depth": shape.depth, "width": shape.width, "max_nodes": shape.nodes, "scale": shape.scale,
-            "roots": given[0], "temperature": heat, "start_positions": given[3],
-            "seeds": given[2] if rows.rule == "coupled" and rows.sampled else NULL,
+            "roots": arguments[0], "temperature": heat, "start_positions": arguments[3],
+            "seeds": arguments[2] if rows.rule == "coupled" and rows.sampled else NULL,
             **{name: address(getattr(self, name)) for name in names},
         }  # fmt: skip
-        self.kept = given  # as long as the call
+        self.kept = arguments  # as long as the call
 
     def tree(self, widest: int) -> DraftTree:
         """What was written, so many nodes in the largest tree."""
@@ -277,9 +277,9 @@ class Request:
         return DraftTree(tokens, parents, depths, self.size[:b], visible, self.depth, values)
 
     def indices(self, widest: int) -> list[list[int]]:
-        """`Draft.fed_index` of every node, where it was asked for."""
-        found: list[list[int]] = self.fed_index[: self.rows * widest].reshape(self.rows, widest).tolist()
-        return found
+        """`Draft.fed_index` of every node, where it was requested."""
+        result: list[list[int]] = self.fed_index[: self.rows * widest].reshape(self.rows, widest).tolist()
+        return result
 
 
 def _log(value: float) -> float:
@@ -307,10 +307,10 @@ class Holder:
 
     def vector(self, values: str | Array) -> Pointer:
         """Numbers in float32; NULL where there are none of this name."""
-        found = self.weights.get(values) if isinstance(values, str) else values
-        if found is None:
+        array = self.weights.get(values) if isinstance(values, str) else values
+        if array is None:
             return NULL
-        self.kept.append(np.ascontiguousarray(float32(found)))
+        self.kept.append(np.ascontiguousarray(float32(array)))
         return address(self.kept[-1])
 
     def table(self, values: Array) -> Pointer:

@@ -135,10 +135,10 @@ class Values:
         return self.count("num_hidden_layers", most=MOST_LAYERS)
 
     def activation(self, name: str = "hidden_act") -> str:
-        given = self.config.get(name) or "gelu_pytorch_tanh"  # null in Gemma's configs
-        if not isinstance(given, str) or given not in ACTIVATIONS:
-            raise InputError(f"native passes do not support the activation {given!r}")
-        return ACTIVATIONS[given]
+        activation = self.config.get(name) or "gelu_pytorch_tanh"  # null in Gemma's configs
+        if not isinstance(activation, str) or activation not in ACTIVATIONS:
+            raise InputError(f"native passes do not support the activation {activation!r}")
+        return ACTIVATIONS[activation]
 
     def window(self) -> int:
         window = self.config.get("sliding_window")
@@ -180,12 +180,14 @@ class Values:
             if kind not in parameters:
                 raise InputError("native passes do not support rotary embeddings that differ between layers")
             parameters, plain = parameters[kind] or {}, True
-        given = parameters if plain else self.config.get("rope_scaling") or parameters
-        values = {"rope_theta": self.config.get(theta) or self.config["rope_default"], **given}
-        values["rope_type"] = given.get("rope_type", given.get("type", "default"))
+        scaling = parameters if plain else self.config.get("rope_scaling") or parameters
+        values = {"rope_theta": self.config.get(theta) or self.config["rope_default"], **scaling}
+        values["rope_type"] = scaling.get("rope_type", scaling.get("type", "default"))
         most = self.count("max_position_embeddings")
         values["original_max_position_embeddings"] = (
-            self.config.get("original_max_position_embeddings") or given.get("original_max_position_embeddings") or most
+            self.config.get("original_max_position_embeddings")
+            or scaling.get("original_max_position_embeddings")
+            or most
         )
         values.setdefault("partial_rotary_factor", self.config.get("partial_rotary_factor") or 1.0)
         if values["rope_type"] == "longrope" and values.get("factor") is None:

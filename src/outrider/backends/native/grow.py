@@ -24,7 +24,7 @@ from .weights import Table
 from .workspace import Workspace
 
 TAPS = 3  # of EAGLE-3
-WHOLE = 16  # what lies side by side in a Mamba-2 is filled up to a multiple of this
+MULTIPLE = 16  # what lies side by side in a Mamba-2 is filled up to a multiple of this
 PIECE = 256  # tokens of all rows that a Mamba-2 reads at once
 CHUNK = 256  # features of a row that Hydra++'s layer reads at once
 LISTS = "token", "parent", "level", "fed", "chosen"  # of all candidates
@@ -61,7 +61,7 @@ def sizes_of(shape: LayerSizes) -> dict[str, Any]:
 
 
 class Turns:
-    """Rotary tables, longer ones as they are asked for."""
+    """Rotary tables, extended when more positions are needed."""
 
     def __init__(self, shape: LayerSizes):
         self.rope, self.table = Rope.of(shape.rope, shape.head_dim), np.zeros((0, 2, shape.head_dim), np.float32)
@@ -74,7 +74,7 @@ class Turns:
 
 
 def grown(shape: Shape, rows: int, top_k: int) -> Sizes:
-    """The room that a tree of this shape needs."""
+    """The sizes that a tree of this shape needs."""
     fed = (shape.depth - 1) * shape.width
     return Sizes(rows, max(1, fed), 1 + top_k * (1 + fed), shape.width)
 
@@ -121,12 +121,12 @@ class Eagle(Caller):
                 float32(parts.weights[parts.layer + name]) for name in ("input_layernorm.weight", "hidden_norm.weight")
             ]
             sizes["norm"], self.fuse, self.taps = {"weight": hold.vector("norm.weight")}, hold.matrix(fc), TAPS
-            given = {"pair_norms": hold.vector(np.concatenate(norms)), "input_dim": max(shape.inputs, fc.shape[1])}
+            inputs = {"pair_norms": hold.vector(np.concatenate(norms)), "input_dim": max(shape.inputs, fc.shape[1])}
         else:
             self.fuse, self.taps = struct("Matrix")[0], 1
-            given = {"input_proj": hold.matrix(fc), "input_bias": hold.vector("fc.bias"), "input_dim": fc.shape[1]}
+            inputs = {"input_proj": hold.matrix(fc), "input_bias": hold.vector("fc.bias"), "input_dim": fc.shape[1]}
         self.feature_dim = fc.shape[1] // TAPS if parts.fuses else shape.hidden
-        step = struct("Model", **sizes, **given, layers=1, attention_scale=shape.head_dim**-0.5, layer=layer)
+        step = struct("Model", **sizes, **inputs, layers=1, attention_scale=shape.head_dim**-0.5, layer=layer)
         super().__init__(code, step, len(parts.head), parts.names, [*hold.kept, layer, self.embeddings])
         self.end, self.turns, self.shape = struct("Model", **sizes, layers=0), Turns(shape), shape
         self.steps = Workspace(code, step)  # of steps that are not those of `draft_tree`, whose addresses stay
@@ -159,15 +159,15 @@ class Eagle(Caller):
             sizes, fed = grown(shape, len(rows), min(shape.top_k, self.vocab)), (shape.depth - 1) * shape.width
             return self._call(cache, last, pairs, sizes, fed, rows, budget, shape)
 
-    def step(self, cache: SlotCache, given: Array, depths: Array, ancestors: Array) -> tuple[Array, Array]:
+    def step(self, cache: SlotCache, inputs: Array, depths: Array, ancestors: Array) -> tuple[Array, Array]:
         """Vectors [b, m, h] and logits [b, m, v] of the last m of n nodes behind each row's text.
 
         Args:
-            given: [b, m, inputs], what they read.
+            inputs: [b, m, inputs], what they read.
             depths: int64 [b, n], those of the first ones 0.
             ancestors: bool [b, n, n].
         """
-        n, m = depths.shape[1], given.shape[1]
+        n, m = depths.shape[1], inputs.shape[1]
         lengths = np.array(cache.host, np.int64)
         cache.reserve(cache.longest + n)
         rope, pointers = self.turns.upto(cache.longest + n), _pointers(cache)
@@ -179,7 +179,7 @@ class Eagle(Caller):
             "rope_positions": len(rope),
         }  # fmt: skip
         with self.lock:
-            return self._run(self.model, given, fields)
+            return self._run(self.model, inputs, fields)
 
     def logits(self, vectors: Array) -> Array:
         """The head alone: [b, m, h] to [b, m, v]."""
@@ -192,19 +192,20 @@ class Eagle(Caller):
         with self.lock:
             return self._run(self.end, vectors, fields)[1]
 
-    def _run(self, model: Struct, given: Array, fields: Mapping[str, Any]) -> tuple[Array, Array]:
-        """A pass over nodes that read `given`: vectors and logits of all of them."""
-        b, m, _ = given.shape
-        room, states = self.steps, np.array(given, np.float32, order="C")
+    def _run(self, model: Struct, inputs: Array, fields: Mapping[str, Any]) -> tuple[Array, Array]:
+        """A pass over nodes that read `inputs`: vectors and logits of all of them."""
+        b, m, _ = inputs.shape
+        workspace, states = self.steps, np.array(inputs, np.float32, order="C")
         vectors, logits = np.empty((b, m, model.hidden), np.float32), np.empty((b, m, self.vocab), np.float32)
         nodes, tap = np.arange(m), np.ones(1, np.int64)  # behind the one layer
-        hidden = room.of("states", b * m * model.hidden) if model.layers else states
+        hidden = workspace.of("states", b * m * model.hidden) if model.layers else states
         pass_ = struct(
             "Pass", rows=b, nodes=m, taps=model.layers, tap_layers=address(tap), tapped=address(vectors),
             logit_count=m, logit_nodes=address(nodes), logits=address(logits), hidden_states=address(hidden),
-            inputs=address(states) if model.layers else NULL, **room.of_pass(b * m, fields["total_nodes"]), **fields,
+            inputs=address(states) if model.layers else NULL,
+            **workspace.of_pass(b * m, fields["total_nodes"]), **fields,
         )  # fmt: skip
-        room.use_threads(pass_, b * m)
+        workspace.use_threads(pass_, b * m)
         self.code.forward(model, pass_)
         return vectors, logits
 
@@ -232,24 +233,24 @@ class Eagle(Caller):
         return None if request is None else request.tree(draft.widest)
 
     def make(self) -> None:
-        """Structures with room for `sizes`."""
-        sizes, room, hidden = self.sizes, self.workspace, self.model.hidden
+        """Make `pass_` and `draft` for `sizes`."""
+        sizes, workspace, hidden = self.sizes, self.workspace, self.model.hidden
         b, fed = sizes.rows, sizes.fed
         together, most = b * max(sizes.width, sizes.pending), max(fed, min(MAX_FED_PAIRS, sizes.pending))
-        nodes = room.filled("logit nodes of a step", range(sizes.width))
+        nodes = workspace.filled("logit nodes of a step", range(sizes.width))
         self.pass_ = struct(
-            "Pass", rows=b, logit_nodes=address(nodes), tap_layers=address(room.filled("tap", [1])),
-            **room.of_pass(together, fed),
-            **room.split(
+            "Pass", rows=b, logit_nodes=address(nodes), tap_layers=address(workspace.filled("tap", [1])),
+            **workspace.of_pass(together, fed),
+            **workspace.split(
                 "a step", np.float32, inputs=together * self.model.input_dim, hidden_states=together * hidden,
                 tapped=together * hidden, logits=b * sizes.width * self.vocab,
             ),
         )  # fmt: skip
         self.draft = struct(
             "Draft", fuse=self.fuse, taps=self.taps, feature_dim=self.feature_dim, **self.embeddings.lookup,
-            ancestors=address(room.of("ancestors", b * fed * fed, np.uint8)),
-            hidden_states=address(room.of("fed states", b * fed * hidden)),
-            **room.split(
+            ancestors=address(workspace.of("ancestors", b * fed * fed, np.uint8)),
+            hidden_states=address(workspace.of("fed states", b * fed * hidden)),
+            **workspace.split(
                 "fed", np.int64, positions=b * most, fed_candidate=b * fed,
                 last_features=b * self.taps, last_tokens=b, last_pending=b,
             ),
@@ -315,8 +316,8 @@ class Hydra(Caller):
         with self.lock:
             self.fit(grown(shape, len(rows), min(shape.top_k, self.vocab)))
             request = self.request(rows, budget, shape)
-            given = addresses(row.ctypes.data for row in features)
-            self.pass_.rows, self.draft.features = len(rows), given
+            arrays = addresses(row.ctypes.data for row in features)
+            self.pass_.rows, self.draft.features = len(rows), arrays
             self.workspace.use_threads(self.pass_, self.sizes.rows * self.sizes.width)
             residual = address(self.workspace.buffers["blocks"])
             self.code.draft_hydra(self.model, self.heads, residual, self.pass_, self.draft)
@@ -334,9 +335,9 @@ class Hydra(Caller):
         features = np.ascontiguousarray(features)
         nodes = np.ascontiguousarray(np.tile(np.arange(since, n), (b, 1)))
         tokens, parents = (np.ascontiguousarray(part) for part in (tokens, parents))
-        given = addresses(row.ctypes.data for row in features)
+        arrays = addresses(row.ctypes.data for row in features)
         draft = struct(
-            "Draft", **self.embeddings.lookup, features=given, depth=2, width=w, max_candidates=n,
+            "Draft", **self.embeddings.lookup, features=arrays, depth=2, width=w, max_candidates=n,
             token=address(tokens), parent=address(parents), fed_candidate=address(nodes),
         )  # fmt: skip
         with self.lock:
@@ -348,15 +349,15 @@ class Hydra(Caller):
             return logits[: b * w * self.vocab].reshape(b, w, -1).copy()
 
     def make(self) -> None:
-        """Structures with room for `sizes`."""
-        sizes, room = self.sizes, self.workspace
+        """Make `pass_` and `draft` for `sizes`."""
+        sizes, workspace = self.sizes, self.workspace
         together = sizes.rows * sizes.width
-        room.of("blocks", together * 2 * self.hidden)
-        logits = address(room.of("logits", together * self.vocab))
-        self.pass_ = struct("Pass", logits=logits, **room.of_pass(together, 1))
+        workspace.of("blocks", together * 2 * self.hidden)
+        logits = address(workspace.of("logits", together * self.vocab))
+        self.pass_ = struct("Pass", logits=logits, **workspace.of_pass(together, 1))
         self.draft = struct(
             "Draft", **self.embeddings.lookup,
-            fed_candidate=address(room.of("fed", sizes.rows * sizes.fed, np.int64)), **self.common(LISTS),
+            fed_candidate=address(workspace.of("fed", sizes.rows * sizes.fed, np.int64)), **self.common(LISTS),
         )  # fmt: skip
 
 
@@ -386,7 +387,7 @@ class Prefix:
         """Read features of committed text; of each row that has some the last result is written to `last`, float32
         [b, hidden]."""
         rows = [
-            np.concatenate([float32(given.features[0][given.rows[r], list(given.nodes[r])]) for given in pairs])
+            np.concatenate([float32(one.features[0][one.rows[r], list(one.nodes[r])]) for one in pairs])
             for r in range(len(cache.host))
         ]
         for first in range(0, max(map(len, rows)), CHUNK):
@@ -405,8 +406,8 @@ class Prefix:
         lengths, sizes = (np.array(part, np.int64) for part in (cache.host, counts))
         positions = lengths[:, None] + np.arange(n)
         with self.lock:
-            room, rope = self.workspace, self.turns.upto(slots)
-            states = room.of("states", b * n * h)[: b * n * h].reshape(b, n, h)
+            workspace, rope = self.workspace, self.turns.upto(slots)
+            states = workspace.of("states", b * n * h)[: b * n * h].reshape(b, n, h)
             for to, row in zip(states, rows, strict=True):
                 to[: len(row)] = row
             tap, features, pointers = integers([1]), addresses([made.ctypes.data]), _pointers(cache)
@@ -414,9 +415,9 @@ class Prefix:
                 "Pass", rows=b, nodes=n, total_nodes=n, capacity=cache.keys.shape[1], shared_tree=1,
                 lengths=address(lengths), positions=address(positions), sizes=address(sizes), cache=pointers,
                 rope=address(rope), rope_positions=len(rope), hidden_states=address(states), taps=1, tap_layers=tap,
-                features=features, **room.of_pass(b * n, n),
+                features=features, **workspace.of_pass(b * n, n),
             )  # fmt: skip
-            room.use_threads(pass_, b * n)
+            workspace.use_threads(pass_, b * n)
             self.code.forward(self.model, pass_)
         cache.advance(counts)
         return made
@@ -471,7 +472,7 @@ class Mamba(Caller):
         for i, layer in enumerate(layers):
             at = f"backbone.layers.{i}."
             mixer, taken = f"{at}mixer.", weights[f"{at}mixer.in_proj.weight"]
-            filled = np.concatenate([taken, np.zeros((-len(taken) % WHOLE, taken.shape[1]), taken.dtype)])
+            filled = np.concatenate([taken, np.zeros((-len(taken) % MULTIPLE, taken.shape[1]), taken.dtype)])
             conv = weights[f"{mixer}conv1d.weight"][:, 0]
             layer.in_proj, layer.out_proj = hold.matrix(filled), hold.matrix(f"{mixer}out_proj.weight")
             layer.norm, layer.gated_norm = hold.vector(f"{at}norm.weight"), hold.vector(f"{mixer}norm.weight")
@@ -497,7 +498,7 @@ class Mamba(Caller):
         """A tree for every row, and the slots of its nodes' states (-1: not fed).
 
         Args:
-            conv, ssm: states, with room for the nodes that are fed; slot 0 has what was before `pending`, and is moved
+            conv, ssm: states, with slots for the nodes that are fed; slot 0 has what was before `pending`, and is moved
                 behind it.
             pending: the tokens that are read first, one at least for each row, the root last.
         """
@@ -537,11 +538,11 @@ class Mamba(Caller):
         `since` and on."""
         (b, w), slots = tokens.shape, ssm.shape[2]
         base = slots * np.arange(b)[:, None]
-        given = [np.ascontiguousarray(part) for part in (tokens, base + above, base + since + np.arange(w))]
+        arrays = [np.ascontiguousarray(part) for part in (tokens, base + above, base + since + np.arange(w))]
         with self.lock:
             self.fit(Sizes(b, width=w))
             states = self._states(conv, ssm)
-            states.token, states.source, states.target = map(address, given)
+            states.token, states.source, states.target = map(address, arrays)
             self.pass_.rows = b
             self.workspace.use_threads(self.pass_, self.sizes.rows * self.sizes.width)
             self.code.step_mamba(self.mamba, states, self.pass_, b * w)
@@ -565,15 +566,15 @@ class Mamba(Caller):
         return self.workspace.buffers["logits"][: count * self.vocab].reshape(count, -1).copy()
 
     def make(self) -> None:
-        """Structures with room for `sizes`."""
-        sizes, room, model = self.sizes, self.workspace, self.mamba
+        """Make `pass_` and `draft` for `sizes`."""
+        sizes, workspace, model = self.sizes, self.workspace, self.mamba
         together = sizes.rows * sizes.width
         widths = {
             "hidden_states": model.hidden, "normed": model.hidden, "attention": model.intermediate,
             "qkv": self.outputs, "logits": self.vocab,
         }  # fmt: skip
-        self.pass_ = struct("Pass", **{name: address(room.of(name, together * n)) for name, n in widths.items()})
-        fed = address(room.of("fed", sizes.rows * sizes.fed, np.int64))
+        self.pass_ = struct("Pass", **{name: address(workspace.of(name, together * n)) for name, n in widths.items()})
+        fed = address(workspace.of("fed", sizes.rows * sizes.fed, np.int64))
         self.draft = struct("Draft", fed_candidate=fed, **self.common(LISTS))
 
 
@@ -588,7 +589,7 @@ def mamba(code: Library, sizes: MambaSizes, weights: Weights, head: Array, names
     channels = len(weights["backbone.layers.0.mixer.conv1d.weight"])
     if any(size % STEP for size in (sizes.hidden, sizes.intermediate)) or sizes.conv_kernel < 2:
         return None
-    if any(size % WHOLE for size in (channels, sizes.state_size, sizes.norm_group)):
+    if any(size % MULTIPLE for size in (channels, sizes.state_size, sizes.norm_group)):
         return None
     if any(name.endswith(("in_proj.bias", "out_proj.bias")) for name in weights):
         return None

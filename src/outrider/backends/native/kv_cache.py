@@ -1,7 +1,7 @@
 """The KV cache of a batch, in the layout that passes read: keys and values at explicit slots, committed by gathering.
 
 Node i of row b is written at slot `lengths[b] + i`. All layers share one array, so that committing an accepted path, or
-moving a row, is one operation for the whole model.
+moving a row, is one operation for all layers.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from .abi import ffi
 from .arrays import addresses
 from .pages import fresh
 
-FIRST = 1024  # slots a row is given at first, where the whole capacity is more
+FIRST = 1024  # slots of a row at first, where its capacity is larger
 
 
 class KVCache:
@@ -36,12 +36,12 @@ class KVCache:
         self.pointers: Any = ffi.NULL  # of every layer's keys and values, for `Pass`
 
     def begin(self, rows: int) -> None:
-        """Room for the rows of a new batch."""
+        """Allocate slots for the rows of a new batch."""
         self.rows = rows
         self._hold(self._array(rows, self.capacity))
 
     def reserve(self, needed: int) -> None:
-        """Make room for `needed` slots a row, by doubling, up to the limit."""
+        """Grow to at least `needed` slots a row, by doubling, up to the limit."""
         if needed <= self.capacity:
             return
         if needed > self.limit:
@@ -51,7 +51,7 @@ class KVCache:
         self._resize(min(self.limit, max(needed, 2 * self.capacity)), self.slots.shape[1])
 
     def move(self, source: Sequence[int], destination: Sequence[int]) -> None:
-        """Copy slots, counted over the whole batch; all are read before any is written."""
+        """Copy slots, counted over the batch; all are read before any is written."""
         flat = self.slots.reshape(2 * self.layers, -1, self.width)
         flat[:, list(destination)] = flat[:, list(source)]
 
@@ -68,12 +68,12 @@ class KVCache:
         self.rows = len(index)
 
     def join(self, other: KVCache, used: int) -> None:
-        """Append the rows of another cache of the same model, of which `used` slots matter. The newcomers' room is made
-        now, while everything is copied anyway, and not in one of the rounds to come."""
+        """Append the rows of another cache of the same model, of which `used` slots matter. Their slots are allocated
+        now, while everything is copied anyway, and not in a later round."""
         total, capacity = self.rows + other.rows, max(self.capacity, other.capacity, used)
-        room = self.slots.shape[1]
-        if total > room or capacity > self.capacity:
-            self._resize(capacity, max(total, room))
+        allocated = self.slots.shape[1]
+        if total > allocated or capacity > self.capacity:
+            self._resize(capacity, max(total, allocated))
         self.limit = max(self.limit, other.limit)
         self.slots[:, self.rows : total, :used] = other.slots[:, : other.rows, :used]
         self.rows = total
@@ -96,7 +96,7 @@ class KVCache:
                 self.slots[2 * i + j, 0, :n] = part[:n]
 
     def _resize(self, capacity: int, rows: int) -> None:
-        """Give rows this capacity, and make room for so many."""
+        """Set the capacity of a row, and the number of rows that fit."""
         grown = self._array(rows, capacity, large=capacity > max(self.capacity, FIRST))
         grown[:, : self.rows, : self.capacity] = self.slots[:, : self.rows]
         self.capacity = capacity

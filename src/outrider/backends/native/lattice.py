@@ -18,7 +18,7 @@ from .drafts import STEP, Caller, Holder, Pairs, Request, Shape, Sizes, SlotCach
 from .grow import LayerSizes, Turns, sizes_of
 from .weights import Table
 
-WHOLE = 16  # the pair head's width is filled up by zeros to a multiple of this
+MULTIPLE = 16  # the pair head's width is filled up by zeros to a multiple of this
 LISTS = "token", "parent", "level", "chosen"  # of all nodes
 NORMS = {
     "attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm", "q_norm": "self_attn.q_norm",
@@ -39,16 +39,16 @@ class LatticeCaller(Caller):
         self.lattice.max_depths, self.draft.max_candidates = depths, shape.nodes
         return request, depths
 
-    def room(self) -> dict[str, Any]:
-        """Fields of `Draft`, whose candidates are the nodes; the lattice is told of its workspace."""
-        sizes, room = self.sizes, self.workspace
+    def lattice_fields(self) -> dict[str, Any]:
+        """Fields of `Draft`, whose candidates are the nodes; sets the workspace of `lattice`."""
+        sizes, workspace = self.sizes, self.workspace
         b, slots, nodes, top_k = sizes.rows, sizes.slots, sizes.candidates, sizes.top_k
         for name, size, dtype in (
             ("columns", slots * top_k, np.int64), ("confidences", slots * top_k, np.float32),
             ("logs", nodes * top_k, np.float32), ("order", nodes * top_k, np.int64), ("next", nodes, np.int64),
             ("value", nodes, np.float64),
         ):  # fmt: skip
-            setattr(self.lattice, name, address(room.of(f"of a lattice: {name}", b * size, dtype)))
+            setattr(self.lattice, name, address(workspace.of(f"of a lattice: {name}", b * size, dtype)))
         return self.common(LISTS)
 
 
@@ -119,7 +119,7 @@ class Block(LatticeCaller):
     def read(self, cache: SlotCache, last: Array, pairs: Sequence[Pairs]) -> None:
         """Write the keys and values of what was committed; `last`, float32 [b, h]: every row's last context vector."""
         with self.lock:
-            counts = self._room(pairs, Sizes(len(cache.host)))
+            counts = self._fit_pairs(pairs, Sizes(len(cache.host)))
             self._call(cache, last, pairs, counts, 0, 1)
 
     def slots(
@@ -129,10 +129,10 @@ class Block(LatticeCaller):
         that, what `read` does."""
         b, first = len(roots), self.lattice.first_slot
         vectors = np.empty((b, first + depth, self.model.hidden), np.float32)
-        logits, given = np.empty((b, depth, self.vocab), np.float32), integers(roots)
+        logits, ids = np.empty((b, depth, self.vocab), np.float32), integers(roots)
         with self.lock:
-            counts = self._room(pairs, Sizes(b, slots=first + depth))
-            self.draft.roots, self.draft.max_nodes = given, 0
+            counts = self._fit_pairs(pairs, Sizes(b, slots=first + depth))
+            self.draft.roots, self.draft.max_nodes = ids, 0
             self._call(cache, last, pairs, counts, depth, first + depth, (vectors, logits))
         return vectors[:, first:], logits
 
@@ -144,15 +144,15 @@ class Block(LatticeCaller):
         with self.lock:
             slots = self.lattice.first_slot + shape.depth
             sizes = Sizes(len(rows), candidates=shape.nodes, slots=slots, top_k=min(shape.top_k, self.vocab))
-            counts = self._room(pairs, sizes)
+            counts = self._fit_pairs(pairs, sizes)
             request, depths = self.wanted(rows, budget, shape, sizes)
             self._call(cache, last, pairs, counts, shape.depth, slots)
             del depths
             return request.tree(self.draft.widest)
 
-    def _room(self, pairs: Sequence[Pairs], sizes: Sizes) -> list[int]:
-        """Make room; how many pairs each row has."""
-        counts = [sum(len(given.nodes[r]) for given in pairs) for r in range(sizes.rows)]
+    def _fit_pairs(self, pairs: Sequence[Pairs], sizes: Sizes) -> list[int]:
+        """Fit the workspace to these pairs. Returns how many each row has."""
+        counts = [sum(len(one.nodes[r]) for one in pairs) for r in range(sizes.rows)]
         self.fit(sizes.both(Sizes(pending=max(1, *counts))))
         return counts
 
@@ -181,24 +181,24 @@ class Block(LatticeCaller):
             cache.advance(counts)
 
     def make(self) -> None:
-        """Structures with room for `sizes`."""
-        sizes, room, model = self.sizes, self.workspace, self.model
+        """Make `pass_` and `draft` for `sizes`."""
+        sizes, workspace, model = self.sizes, self.workspace, self.model
         b, first = sizes.rows, self.lattice.first_slot
         together = b * max(sizes.slots, sizes.pending)
-        room.of("logits", b * sizes.slots * self.vocab)
+        workspace.of("logits", b * sizes.slots * self.vocab)
         self.pass_ = struct(
-            "Pass", logit_nodes=address(room.filled("logit nodes of a block", range(first, first + sizes.slots))),
-            tap_layers=address(room.filled("tap", [model.layers])),
-            hidden_states=address(room.of("states", together * model.hidden)), **room.of_pass(together, 1),
+            "Pass", logit_nodes=address(workspace.filled("logit nodes of a block", range(first, first + sizes.slots))),
+            tap_layers=address(workspace.filled("tap", [model.layers])),
+            hidden_states=address(workspace.of("states", together * model.hidden)), **workspace.of_pass(together, 1),
         )  # fmt: skip
         self.draft = struct(
             "Draft", **self.embeddings.lookup,
-            positions=address(room.of("positions", b * sizes.slots, np.int64)), **self.room(),
+            positions=address(workspace.of("positions", b * sizes.slots, np.int64)), **self.lattice_fields(),
         )  # fmt: skip
 
 
 def _filled(weight: Array) -> Array:
-    return np.pad(weight, ((0, 0), (0, -weight.shape[1] % WHOLE)))
+    return np.pad(weight, ((0, 0), (0, -weight.shape[1] % MULTIPLE)))
 
 
 def block(code: Library, parts: BlockParts) -> Block | None:
@@ -278,18 +278,18 @@ class Medusa(LatticeCaller):
     def _call(self, features: Array) -> None:
         assert features.dtype == self.dtype, "features are of the drafter's precision"
         features = np.ascontiguousarray(features)
-        given = addresses(row.ctypes.data for row in features)
-        self.pass_.rows, self.draft.features = len(features), given
+        arrays = addresses(row.ctypes.data for row in features)
+        self.pass_.rows, self.draft.features = len(features), arrays
         self.workspace.use_threads(self.pass_, self.sizes.rows * self.sizes.slots)
         self.code.draft_medusa(self.model, self.heads, self.lattice, self.pass_, self.draft)
 
     def make(self) -> None:
-        """Structures with room for `sizes`."""
-        room, together = self.workspace, self.sizes.rows * self.sizes.slots
-        self.heads.output = address(room.of("blocks", together * self.model.hidden))
-        logits = address(room.of("logits", together * self.vocab))
-        self.pass_ = struct("Pass", logits=logits, **room.of_pass(together, 1))
-        self.draft = struct("Draft", **self.room())
+        """Make `pass_` and `draft` for `sizes`."""
+        workspace, together = self.workspace, self.sizes.rows * self.sizes.slots
+        self.heads.output = address(workspace.of("blocks", together * self.model.hidden))
+        logits = address(workspace.of("logits", together * self.vocab))
+        self.pass_ = struct("Pass", logits=logits, **workspace.of_pass(together, 1))
+        self.draft = struct("Draft", **self.lattice_fields())
 
 
 def medusa(code: Library, parts: MedusaParts) -> Medusa | None:

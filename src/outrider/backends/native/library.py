@@ -103,10 +103,10 @@ def abilities() -> frozenset[str]:
     """What this process may use of the processor, by the names of /proc/cpuinfo. Tiles (AMX) must be requested from
     Linux, for the whole process."""
     request, tile_data = 0x1023, 18  # arch_prctl's ARCH_REQ_XCOMP_PERM
-    found = frozenset(_about("flags").split())
-    if "amx_tile" in found and ctypes.CDLL(None).syscall(158, request, tile_data) != 0:
-        return frozenset(name for name in found if not name.startswith("amx"))
-    return found
+    names = frozenset(_about("flags").split())
+    if "amx_tile" in names and ctypes.CDLL(None).syscall(158, request, tile_data) != 0:
+        return frozenset(name for name in names if not name.startswith("amx"))
+    return names
 
 
 def tiles() -> bool:
@@ -115,12 +115,12 @@ def tiles() -> bool:
 
 
 def sanitizer() -> str:
-    """What OUTRIDER_SANITIZE asks for: "address" (with undefined behaviour), "tiles" (the same, with emulated tiles),
-    "thread", or "", the fast build. Raises ValueError for anything else."""
-    asked = os.environ.get(SANITIZE, "")
-    if asked not in SANITIZERS:
-        raise ValueError(f"{SANITIZE} is address, tiles or thread, or not set, not {asked!r}")
-    return asked
+    """The sanitizer that OUTRIDER_SANITIZE names: "address" (with undefined behaviour), "tiles" (the same, emulating
+    AMX), "thread", or "", the fast build. Raises ValueError for anything else."""
+    name = os.environ.get(SANITIZE, "")
+    if name not in SANITIZERS:
+        raise ValueError(f"{SANITIZE} is address, tiles or thread, or not set, not {name!r}")
+    return name
 
 
 def load(name: str, compile_to: Callable[[Path], object], dlopen: Callable[[str], Any]) -> Any:
@@ -131,7 +131,7 @@ def load(name: str, compile_to: Callable[[Path], object], dlopen: Callable[[str]
 
     Args:
         name: of its file; it must tell apart whatever could be compiled.
-        compile_to: compiles it to the file that it is given; called only where no usable library is kept.
+        compile_to: compiles it to this file; called only where no usable library is kept.
         dlopen: opens the file of a library.
 
     Raises:
@@ -162,8 +162,8 @@ def _dlopen(file: str) -> Library:
 def _compiler() -> list[str] | None:
     """The command of a C compiler: $CC, or the first of gcc, clang and zig's that is there."""
     for name in [os.environ["CC"]] if os.environ.get("CC") else ["gcc", "clang"]:
-        if (found := shutil.which(name)) is not None:
-            return [found]
+        if (path := shutil.which(name)) is not None:
+            return [path]
     return None if os.environ.get("CC") else variants.zig()
 
 

@@ -349,8 +349,8 @@ def _gemma2(known: _Values, file: ModelFile) -> dict[str, Any]:
 
 
 def _gemma3(known: _Values, file: ModelFile) -> dict[str, Any]:
-    given = {**_gemma2(known, file), **_by_type(known, file, 10000.0), "model_type": "gemma3_text"}
-    return given if known.get("attention.sliding_window") else {**given, "sliding_window_pattern": 1}
+    values = {**_gemma2(known, file), **_by_type(known, file, 10000.0), "model_type": "gemma3_text"}
+    return values if known.get("attention.sliding_window") else {**values, "sliding_window_pattern": 1}
 
 
 def _phi2(known: _Values, file: ModelFile) -> dict[str, Any]:
@@ -359,8 +359,8 @@ def _phi2(known: _Values, file: ModelFile) -> dict[str, Any]:
 
 def _phi3(known: _Values, file: ModelFile) -> dict[str, Any]:
     window, original = known.get("attention.sliding_window") or None, "rope.scaling.original_context_length"
-    given = {"model_type": "phi3", "rms_norm_eps": known.eps(), "sliding_window": window}
-    return given | {"original_max_position_embeddings": known.count(original, known.count("context_length"))}
+    values = {"model_type": "phi3", "rms_norm_eps": known.eps(), "sliding_window": window}
+    return values | {"original_max_position_embeddings": known.count(original, known.count("context_length"))}
 
 
 def _granite(known: _Values, file: ModelFile) -> dict[str, Any]:
@@ -375,12 +375,12 @@ def _granite(known: _Values, file: ModelFile) -> dict[str, Any]:
 
 def _olmo2(known: _Values, file: ModelFile) -> dict[str, Any]:
     """OLMo 2, or OLMo 3, which has windows."""
-    given: dict[str, Any] = {"model_type": "olmo2", "rms_norm_eps": known.eps()}
+    values: dict[str, Any] = {"model_type": "olmo2", "rms_norm_eps": known.eps()}
     if not known.get("attention.sliding_window"):
-        return given
-    given |= _layer_types(known)
-    given |= _by_type(known, file, known.number("rope.freq_base", 10000.0))
-    return given | {"model_type": "olmo3", "sliding_window": known.get("attention.sliding_window")}
+        return values
+    values |= _layer_types(known)
+    values |= _by_type(known, file, known.number("rope.freq_base", 10000.0))
+    return values | {"model_type": "olmo3", "sliding_window": known.get("attention.sliding_window")}
 
 
 def _cohere(known: _Values, file: ModelFile) -> dict[str, Any]:

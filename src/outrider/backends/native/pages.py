@@ -18,7 +18,7 @@ LINE = 64  # bytes
 
 
 def in_large_pages(first: int, size: int) -> None:
-    """Ask Linux to keep memory that nobody has written to yet in large pages; what is smaller than one stays as it is.
+    """Ask Linux to keep memory that is not written yet in large pages; what is smaller than one stays as it is.
 
     Args:
         first: its address.
@@ -31,7 +31,7 @@ def in_large_pages(first: int, size: int) -> None:
 
 
 def aligned(shape: int | Sequence[int], dtype: Any = np.float32) -> np.ndarray:
-    """An array that nobody has written to, at the beginning of a line of the cache."""
+    """An uninitialised array, at the beginning of a line of the cache."""
     kind = np.dtype(dtype)
     size = (shape if isinstance(shape, int) else math.prod(shape)) * kind.itemsize
     bytes_ = np.empty(size + LINE, np.uint8)
@@ -40,7 +40,7 @@ def aligned(shape: int | Sequence[int], dtype: Any = np.float32) -> np.ndarray:
 
 
 def fresh(shape: Sequence[int], dtype: Any, large: bool = False) -> np.ndarray:
-    """An array that nobody has written to: memory is taken page by page, when it is first written.
+    """An uninitialised array: memory is taken page by page, when it is first written.
 
     numpy's own memory is in large pages from 4 MiB on, which are filled with zeros one after another; this is in
     ordinary ones unless it shall be `large`.
@@ -49,8 +49,8 @@ def fresh(shape: Sequence[int], dtype: Any, large: bool = False) -> np.ndarray:
     size = (shape if isinstance(shape, int) else math.prod(shape)) * kind.itemsize
     if size < PAGE or not hasattr(mmap, "MAP_PRIVATE"):
         return aligned(shape, kind)
-    held = mmap.mmap(-1, size + PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    bytes_ = np.frombuffer(held, np.uint8)
+    mapped = mmap.mmap(-1, size + PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    bytes_ = np.frombuffer(mapped, np.uint8)
     first = -bytes_.ctypes.data % PAGE
     if large:
         in_large_pages(bytes_.ctypes.data, size + PAGE)

@@ -73,7 +73,7 @@ class Forward:
         self.table = stacked(ropes, 0)
 
     def run(self, cache: KVCache, nodes: Nodes, taps: Sequence[int]) -> TargetOutput:
-        """One pass. Logits are float32 [b, k, v], those of padding whatever memory held; features are of the cache's
+        """One pass. Logits are float32 [b, k, v], those of padding are undefined; features are of the cache's
         precision, [b, n - since, h] each, and zeros at padding."""
         model, tree, n = self.weights.model, nodes.tree, nodes.tree.nodes
         b, m = len(nodes.lengths), n - nodes.since
@@ -105,10 +105,10 @@ class Forward:
         count = len(states)
         logits, nodes = aligned((count, self.weights.model.vocab)), np.arange(count)
         with self.lock:
-            room = self.workspace.of("states", states.size)[: states.size]
-            room[:] = states.reshape(-1)
+            states_buffer = self.workspace.of("states", states.size)[: states.size]
+            states_buffer[:] = states.reshape(-1)
             pass_ = struct(
-                "Pass", rows=1, nodes=count, total_nodes=count, hidden_states=address(room), logit_count=count,
+                "Pass", rows=1, nodes=count, total_nodes=count, hidden_states=address(states_buffer), logit_count=count,
                 logit_nodes=address(nodes), logits=address(logits), **self.workspace.of_pass(count, 1),
             )  # fmt: skip
             self.workspace.use_threads(pass_, count)
@@ -131,20 +131,20 @@ class Forward:
         """Tokens and the table, or else embeddings."""
         model, table = self.weights.model, self.weights.table
         size = tokens.size * model.hidden
-        room = self.workspace.of("states", size)[:size]
+        states_buffer = self.workspace.of("states", size)[:size]
         if embeds is None and table.plain is not None:
             return {
                 "tokens": ffi.from_buffer("int64_t[]", tokens), "embeddings": table.address,
-                "embedding_rows": model.vocab, "hidden_states": address(room),
+                "embedding_rows": model.vocab, "hidden_states": address(states_buffer),
             }  # fmt: skip
         made = table.rows(tokens.reshape(-1)) if embeds is None else as_float(embeds)
         if embeds is None and table.scale and self.dtype == np.uint16:
             made = widened(rounded(made))  # as the pass does
-        room[:] = made.reshape(-1)
-        return {"tokens": NULL, "hidden_states": address(room)}
+        states_buffer[:] = made.reshape(-1)
+        return {"tokens": NULL, "hidden_states": address(states_buffer)}
 
 
 def as_float(values: Any) -> Array:
     """An array of hidden states (uint16: the bits of bfloat16), or a tensor, in float32."""
-    found = np.asarray(values)
-    return widened(found) if found.dtype == np.uint16 else found.astype(np.float32, copy=False)
+    array = np.asarray(values)
+    return widened(array) if array.dtype == np.uint16 else array.astype(np.float32, copy=False)

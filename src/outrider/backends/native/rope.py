@@ -138,7 +138,7 @@ def _attention_factor(parameters: Mapping[str, Any], factor: float) -> float:
     def scale(by: float) -> float:
         return 1.0 if factor <= 1 else 0.1 * by * math.log(factor) + 1.0
 
-    given, own, of_all = (parameters.get(name) for name in ("attention_factor", "mscale", "mscale_all_dim"))
-    if given is not None:
-        return float(given)
+    explicit, own, of_all = (parameters.get(name) for name in ("attention_factor", "mscale", "mscale_all_dim"))
+    if explicit is not None:
+        return float(explicit)
     return scale(own) / scale(of_all) if own and of_all else scale(1.0)

@@ -37,7 +37,7 @@ class NativeSession(Session):
         return self._read(prompts, taps)
 
     def resume(self, prompt: Sequence[int], taps: tuple[int, ...], kept: Kept, same: int) -> Iterator[Prefill]:
-        """See `Session.resume`. Nobody reads logits inside a prompt: those of copied chunks are zeros."""
+        """See `Session.resume`. Logits inside a prompt are not used: those of copied chunks are zeros."""
         assert 0 < same < len(prompt), "the last token of a prompt is read, for what follows it"
         self.lengths = [0]
         self.cache.fill(kept.layers, same)
@@ -63,17 +63,17 @@ class NativeSession(Session):
             tree = chain([prompt[first:end] for prompt in prompts], matrix=False)
             counts: list[int] = tree.size.tolist()
             ends = [max(count, 1) - 1 for count in counts]
-            asked = sorted(set(ends))
+            last_nodes = sorted(set(ends))
             lengths = np.full(len(prompts), first, np.int64)
-            output = self.target.run(self.cache, Nodes.of(tree, lengths, logit_nodes=asked), taps)
-            logits = output.logits[np.arange(len(prompts)), [asked.index(e) for e in ends]][:, None]
+            output = self.target.run(self.cache, Nodes.of(tree, lengths, logit_nodes=last_nodes), taps)
+            logits = output.logits[np.arange(len(prompts)), [last_nodes.index(e) for e in ends]][:, None]
             self.lengths = [n + count for n, count in zip(self.lengths, counts, strict=True)]
             last = tuple(first < len(prompt) <= end for prompt in prompts)
             following = [prompt[end] if end < len(prompt) else -1 for prompt in prompts]
             yield Prefill(tree, TargetOutput(logits, output.features), last, following)
 
     def forward(self, tree: DraftTree, taps: tuple[int, ...] = (), since: int = 0, embeds: Any = None) -> TargetOutput:
-        """See `Session.forward`. Logits of padding are whatever memory held; features of padding are zeros."""
+        """See `Session.forward`. Logits of padding are undefined; features of padding are zeros."""
         assert tree.ancestors is not None, "a tree to verify carries its ancestor matrix"
         lengths = np.array(self.lengths, np.int64)
         return self.target.run(self.cache, Nodes.of(tree, lengths, since, embeds), taps)
@@ -94,7 +94,7 @@ class NativeSession(Session):
     def rewind(self, lengths: Sequence[int]) -> None:
         """See `Session.rewind`."""
         if any(not 0 <= new <= old for new, old in zip(lengths, self.lengths, strict=True)):
-            raise InputError(f"rewinding goes back: rows of {self.lengths} tokens cannot be given {list(lengths)}")
+            raise InputError(f"rewinding goes back: rows of {self.lengths} tokens cannot become {list(lengths)}")
         self.lengths = list(lengths)
 
     def wipe(self, rows: Sequence[int]) -> None:

@@ -68,7 +68,7 @@ class NativeTarget(Target):
     def mark(self) -> str:  # type: ignore[override]
         """Of the weights, by which a drafter knows whether it drafts for those that it was trained for: 16 hexadecimal
         digits, made of the names of all parameters and of 64 numbers of each, rounded to bfloat16."""
-        found = hashlib.sha256()
+        digest = hashlib.sha256()
         for one in experts.stacks(self.checkpoint.description):
             size = int(np.prod(one.shape))
             places, values = np.arange(0, size, max(1, size // MARKED))[:MARKED], list[Array]()
@@ -78,8 +78,8 @@ class NativeTarget(Target):
                 parameter.tensor.forget()
             with np.errstate(invalid="ignore"):  # NaN
                 numbers = np.concatenate(values).astype(np.float64) + 0.0  # zeros of some formats lose their signs
-                found.update(one.name.encode() + numbers.tobytes())
-        return found.hexdigest()[:16]
+                digest.update(one.name.encode() + numbers.tobytes())
+        return digest.hexdigest()[:16]
 
     @cached_property
     def model(self) -> Any:
@@ -112,7 +112,7 @@ class NativeTarget(Target):
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """See `Target.turn`. Where torch is in use, a drafter of networks makes no graph meanwhile."""
+        """See `Target.turn`. Where torch is in use, a drafter of networks builds no autograd graph within it."""
         torch = sys.modules.get("torch")
         with self.lock, nullcontext() if torch is None else torch.no_grad():
             yield

@@ -187,5 +187,5 @@ def eos_of(place: str | Path, config: Mapping[str, Any], tokenizer: TextTokenize
         ends = read_json(place / "generation_config.json").get("eos_token_id")
     ends = config.get("eos_token_id") if ends is None else ends
     ends = getattr(tokenizer, "eos_token_id", None) if ends is None else ends
-    found = [ends] if isinstance(ends, int) else ends if isinstance(ends, list) else []
-    return frozenset(end for end in found if isinstance(end, int))
+    ids = [ends] if isinstance(ends, int) else ends if isinstance(ends, list) else []
+    return frozenset(end for end in ids if isinstance(end, int))

@@ -49,9 +49,15 @@ class Variant:
 
 AVX2 = frozenset(["avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe"])
 AVX512 = AVX2 | frozenset(["avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "avx512_vnni", "avx512_bf16"])
-TILES = AVX512 | frozenset(["amx_tile", "amx_bf16"])
+TILES = AVX512 | frozenset(["amx_tile", "amx_bf16", "amx_int8"])
 VARIANTS = (  # best first
-    Variant("amx", "x86_64_v4+avx512vnni+avx512bf16+amx_tile+amx_bf16", TILES, ("-DAMX",), (("bfloat16", "bfloat16"),)),
+    Variant(
+        "amx",
+        "x86_64_v4+avx512vnni+avx512bf16+amx_tile+amx_bf16+amx_int8",
+        TILES,
+        ("-DAMX",),
+        (("bfloat16", "bfloat16"),),
+    ),
     Variant("avx512", "x86_64_v4+avx512vnni+avx512bf16", AVX512),
     Variant(
         "avxvnni",
@@ -75,10 +81,10 @@ def zig() -> list[str] | None:
 
 def digest(how: str = "") -> str:
     """A name for what is compiled from these sources in this way."""
-    found = hashlib.sha256(how.encode())
+    sha = hashlib.sha256(how.encode())
     for source in sorted(SOURCES.rglob("*.[ch]")):
-        found.update(source.read_bytes())
-    return found.hexdigest()[:24]
+        sha.update(source.read_bytes())
+    return sha.hexdigest()[:24]
 
 
 def file_name(variant: Variant, weights: str, rest: str) -> str:

@@ -70,11 +70,11 @@ class Walk:
         changed = _changes(walk, rows, changes) if any(changes) else None
         self.call(walk)
         del kept, changed
-        found = result.tolist()
-        if not all(row[0] for row in found):
+        results = result.tolist()
+        if not all(row[0] for row in results):
             return None
         return Verdict(
-            [row[3 : 3 + row[0]] for row in found], [row[1] for row in found], [bool(row[2]) for row in found]
+            [row[3 : 3 + row[0]] for row in results], [row[1] for row in results], [bool(row[2]) for row in results]
         )
 
 

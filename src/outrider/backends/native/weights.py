@@ -129,7 +129,7 @@ class Table:
 
 
 def widened(values: Array) -> Array:
-    """The float32 of bfloat16 numbers, given as the uint16 of their bits."""
+    """The float32 of bfloat16 numbers, as the uint16 of their bits."""
     return (values.astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
@@ -165,7 +165,7 @@ def numbers(
     workers = workers or (1 if count * width < 1 << 16 else threads())
     data, arguments = tensor.data, (address(place), address(made), int(halves), workers)
     done = code.dequantise(tensor.kind.number, address(data), count, width, *arguments)
-    assert done == count, "the checkpoint has been asked whether its kinds are supported"
+    assert done == count, "the checkpoint has checked that its kinds are supported"
     return made
 
 
@@ -295,7 +295,7 @@ class _Loader:
         return self.padded(one, self.made.padded_rows(part), self.made.padded_columns(part))
 
     def padded(self, one: Parameter, rows: int, columns: int) -> Parameter:
-        """A matrix with zeros after every so many rows and columns (0: nowhere). In blocks it stays where only whole
+        """A matrix with zeros after every so many rows and columns (0: nowhere). In blocks it stays where only
         rows are added, else it becomes numbers."""
         shape = padded_size(one.shape[0], rows), padded_size(one.shape[1], columns)
         if shape == one.shape:
@@ -387,7 +387,7 @@ class _Loader:
         norm.kind = ffi.integer_const("LAYER_NORM" if self.made.layer_norm else "RMS_NORM")
 
     def vector(self, place: Place | str, offset: float = 0.0, width: int = 0) -> Any:
-        """The address of the numbers of a place, or of a whole parameter, each with this offset, and with zeros after
+        """The address of the numbers of a place, or of all of a parameter, each with this offset, and with zeros after
         every `width` of them (0: nowhere)."""
         place = Place((place,)) if isinstance(place, str) else place
         made = padded(self.values(place, offset), width)
@@ -412,24 +412,24 @@ class _Loader:
             made = dict(zip(order, pool.map(lambda i: self.matrix(parameters[i], rooms[i]), order), strict=True))
         return [made[i] for i in range(len(rooms))]
 
-    def matrix(self, one: Parameter, room: Array) -> Matrix:
-        """A matrix, written into `room`. The file's own pages are given back as soon as they were read."""
+    def matrix(self, one: Parameter, buffer: Array) -> Matrix:
+        """A matrix, written into `buffer`. The file's own pages are released as soon as they are read."""
         if self.in_place(one):
             return Matrix(PLAIN, one.tensor.data)
         if not one.tensor.mapped:
-            copy = partial(numbers, self.code, one, self.halves, to=room)
+            copy = partial(numbers, self.code, one, self.halves, to=buffer)
             self.copies.append(copy)
             copy()
-            return Matrix(PLAIN, room)
-        made = self.integers(one, room) if self.int8_size(one) else self.full(one, room)
+            return Matrix(PLAIN, buffer)
+        made = self.integers(one, buffer) if self.int8_size(one) else self.full(one, buffer)
         one.tensor.forget()
         return made
 
-    def full(self, one: Parameter, room: Array | None = None) -> Matrix:
-        """A matrix of all its bits, in `room` or in memory of its own."""
-        if room is None:
-            (room,) = stretch([self.full_size(one)])
-        return self.blocks(one, room) or self.plain(one, room)
+    def full(self, one: Parameter, buffer: Array | None = None) -> Matrix:
+        """A matrix with all its bits, in `buffer` or in memory of its own."""
+        if buffer is None:
+            (buffer,) = stretch([self.full_size(one)])
+        return self.blocks(one, buffer) or self.plain(one, buffer)
 
     def agree(self, parts: Sequence[tuple[int, str]], sources: Sequence[Parameter], matrices: list[Matrix]) -> None:
         """Make both halves of a gated layer full where one is, for they read the same activations."""
@@ -461,13 +461,13 @@ class _Loader:
             return 0
         return int(self.code.int8_bytes(Q8_0 if self.way == "int8" else one.tensor.kind.number, *one.shape))
 
-    def integers(self, one: Parameter, room: Array) -> Matrix:
+    def integers(self, one: Parameter, buffer: Array) -> Matrix:
         """A matrix for integer products; full where a scale does not allow it."""
         rows, width = one.shape
         place = None if one.order is None else np.ascontiguousarray(one.order, np.int64)
         data = one.tensor.data
         own = one.tensor.kind.number, address(data), rows, width, address(place)
-        made = Matrix(int(self.code.pack_int8(*own, int(self.way == "int8"), address(room), 1)), room)
+        made = Matrix(int(self.code.pack_int8(*own, int(self.way == "int8"), address(buffer), 1)), buffer)
         fits = made.kind != PLAIN and (self.way == "int8" or self.integers_agree(made, one))
         return made if fits else self.full(one)
 
@@ -502,15 +502,15 @@ class _Loader:
         fits = self.halves and self.code.block_lanes == 8 and width % BLOCK_WEIGHTS == 0
         return -(-rows // 4) * 4 * (width // BLOCK_WEIGHTS * 48 + 16) if fits else 0
 
-    def blocks(self, one: Parameter, room: Array) -> Matrix | None:
+    def blocks(self, one: Parameter, buffer: Array) -> Matrix | None:
         """The file's blocks; None where they are not read so."""
         if not self.each(one):
             return None
         rows, width = one.shape
         place = None if one.order is None else np.ascontiguousarray(one.order, np.int64)
         data = one.tensor.data
-        kind = self.code.repack(one.tensor.kind.number, address(data), rows, width, address(place), address(room), 1)
-        made = Matrix(int(kind), room)
+        kind = self.code.repack(one.tensor.kind.number, address(data), rows, width, address(place), address(buffer), 1)
+        made = Matrix(int(kind), buffer)
         return made if kind != PLAIN and self.agrees(made, one) else None
 
     def agrees(self, made: Matrix, one: Parameter) -> bool:
@@ -528,29 +528,29 @@ class _Loader:
         theirs = numbers(self.code, one, True, index[there], workers=1)
         return np.array_equal(widened(read[there]), widened(theirs))  # zeros may differ in their signs
 
-    def plain(self, one: Parameter, room: Array) -> Matrix:
+    def plain(self, one: Parameter, buffer: Array) -> Matrix:
         """Numbers, in twelve bits where the build reads that and they are the same."""
         rows, width = one.shape
         size = rows * width * (2 if self.halves else 4)
-        if len(room) == size and not self.twelve(rows, width):
-            numbers(self.code, one, self.halves, to=room, workers=1)
-            return Matrix(PLAIN, room)
+        if len(buffer) == size and not self.twelve(rows, width):
+            numbers(self.code, one, self.halves, to=buffer, workers=1)
+            return Matrix(PLAIN, buffer)
         own = aligned(((rows + -rows % 4) * width * size // (rows * width),), np.uint8)
         own[size:] = 0
         numbers(self.code, one, self.halves, to=own[:size], workers=1)
-        if not self.each(one) and (made := self.packed(own, rows, width, room)) is not None:
+        if not self.each(one) and (made := self.packed(own, rows, width, buffer)) is not None:
             return made
         return Matrix(PLAIN, own)
 
-    def packed(self, own: Array, rows: int, width: int, room: Array) -> Matrix | None:
+    def packed(self, own: Array, rows: int, width: int, buffer: Array) -> Matrix | None:
         """bfloat16 numbers in twelve bits; None where they cannot be written so."""
         outputs = rows + -rows % 4
         capacity = outputs // 4 + outputs // 4 * (width // BLOCK_WEIGHTS) // OTHERS
         others = aligned((capacity * OTHER,), np.uint8)  # memory that is not written takes no place
         numbers_ = address(own), outputs, width
-        if not self.code.pack_bf12(*numbers_, address(room), address(others), capacity, 1):
+        if not self.code.pack_bf12(*numbers_, address(buffer), address(others), capacity, 1):
             return None
-        made, read = Matrix(BF12, room, others), aligned((outputs, width), np.uint16)
+        made, read = Matrix(BF12, buffer, others), aligned((outputs, width), np.uint16)
         own_ = made.struct
         self.code.unpack_matrix(ffi.addressof(own_), outputs, width, address(read), 1)
         return made if np.array_equal(read, own.view(np.uint16).reshape(read.shape)) else None

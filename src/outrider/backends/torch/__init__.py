@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["HFTarget", "Place", "SeqTarget", "find", "load_target", "load_tokenizer"]
 
-# Imported when first asked for: a model's name can be looked up without torch.
+# Imported at first use: a model's name can be looked up without torch.
 _HOMES = {"HFTarget": "hf", "load_target": "load", "load_tokenizer": "load", "SeqTarget": "seq2seq"}
 
 

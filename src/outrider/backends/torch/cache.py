@@ -1,7 +1,7 @@
 """The tree cache: keys and values at explicit slots, committed by gathering.
 
 Node i of row b is written at slot `length_b + i`. Layers of equal width share one slab [layers, rows, capacity, width],
-so that committing an accepted path, or moving a row, is a few kernels for the whole model. Slots at and beyond a row's
+so that committing an accepted path, or moving a row, is a few kernels for all layers. Slots at and beyond a row's
 length hold finite leftovers that masks hide.
 """
 
@@ -18,7 +18,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from ...params import InputError
 
-FIRST = 1024  # slots a row is given at first, where the whole capacity is more
+FIRST = 1024  # slots of a row at first, where its capacity is larger
 
 
 class TreeLayer(CacheLayerMixin):
@@ -66,7 +66,7 @@ class TreeLayer(CacheLayerMixin):
         return (query_length if self.owner.fresh else self.owner.view), 0
 
     def get_seq_length(self) -> int:
-        return 0  # positions and masks are always given; an int, or generate would wait for the device
+        return 0  # positions and masks are always passed; an int, or generate would wait for the device
 
     def get_max_length(self) -> int:
         return self.owner.limit
@@ -89,7 +89,7 @@ class TreeCache(Cache):
 
     @property
     def bytes(self) -> int:
-        """Memory held by keys and values."""
+        """Memory of keys and values."""
         return sum(s.numel() * s.element_size() for s in self.slabs)
 
     def pack(self) -> None:
@@ -135,13 +135,13 @@ class TreeCache(Cache):
             layer.parts = []
 
     def move(self, source: Int[Tensor, " k"], destination: Int[Tensor, " k"]) -> None:
-        """Copy slots (counted over the whole batch); all are read before any is written."""
+        """Copy slots (counted over the batch); all are read before any is written."""
         for slab in self.slabs:
             flat = slab.flatten(1, 2)
             flat.index_copy_(1, destination.to(slab.device), flat.index_select(1, source.to(slab.device)))
 
     def reserve(self, needed: int) -> None:
-        """Make room for `needed` slots a row, by doubling, up to the limit."""
+        """Grow to at least `needed` slots a row, by doubling, up to the limit."""
         if needed <= self.capacity:
             return
         if needed > self.limit:
@@ -151,7 +151,7 @@ class TreeCache(Cache):
         self.resize(min(self.limit, max(needed, 2 * self.capacity)))
 
     def resize(self, capacity: int, rows: int | None = None) -> None:
-        """Give the slabs `capacity` slots a row, and room for `rows` rows."""
+        """Resize keys and values to `capacity` slots a row and `rows` rows."""
         rows = rows or (self.slabs[0].shape[1] if self.slabs else 0)
         slabs = []
         for old in self.slabs:
@@ -179,7 +179,7 @@ class TreeCache(Cache):
             self._hold([slab.index_select(1, wanted.to(slab.device)) for slab in self.slabs], len(index))
 
     def wipe(self, rows: Sequence[int]) -> None:
-        """Overwrite what these rows hold: no mask hides a NaN from whoever is given their place next."""
+        """Overwrite these rows: a mask would not hide a NaN in them from the row that takes their place."""
         for slab in self.slabs:
             slab[:, list(rows)] = 0
 

@@ -1,7 +1,7 @@
 """What the stock models differ in, in one table. A family that is not listed is proved at load (`validate.py`).
 
 Families are named by `config.model_type`. All listed ones are held to exactness by tests/models. Masks are built once
-per pass from the tree and given as the family takes them: one tensor, or one per layer type.
+per pass from the tree and passed as the family takes them: one tensor, or one per layer type.
 """
 
 from __future__ import annotations
@@ -149,6 +149,6 @@ def context_of(model: Any, family: Family) -> int:
 
 def experts_of(model: Any) -> str | None:
     """Mixtures of experts: one kernel for prompts and trees alike. Grouped products exist in no double precision."""
-    found = getattr(model.config, "_experts_implementation", None)
+    implementation = getattr(model.config, "_experts_implementation", None)
     double = "float64" in str(model.dtype)
-    return "batched_mm" if double and found == "grouped_mm" else found
+    return "batched_mm" if double and implementation == "grouped_mm" else implementation

@@ -34,12 +34,12 @@ def numbers(
     halves = dtype == torch.bfloat16
     if code is None:
         return _numbers(kind, rows, order, dtype)
-    found = torch.empty(len(rows), width, dtype=torch.bfloat16 if halves else torch.float32)
-    given = np.ascontiguousarray(rows)
+    result = torch.empty(len(rows), width, dtype=torch.bfloat16 if halves else torch.float32)
+    blocks = np.ascontiguousarray(rows)
     place = None if order is None else np.ascontiguousarray(order, np.int64)
-    done = code.dequantise(kind, address(given), len(rows), width, address(place), address(found), halves, threads())
+    done = code.dequantise(kind, address(blocks), len(rows), width, address(place), address(result), halves, threads())
     assert done == len(rows), "the caller has looked whether this kind is supported"
-    return found if found.dtype == dtype else found.to(dtype)
+    return result if result.dtype == dtype else result.to(dtype)
 
 
 def _numbers(kind: int, rows: np.ndarray, order: np.ndarray | None, dtype: torch.dtype) -> Tensor:

@@ -68,14 +68,14 @@ def _built(file: ModelFile, dtype: torch.dtype) -> tuple[Any, dict[str, Any]]:
     with _explained(file.path):
         kind: Any = AutoModelForCausalLM._model_mapping[type(config)]
         with _quiet():
-            model, found = kind.from_pretrained(
+            model, report = kind.from_pretrained(
                 None, config=config, state_dict=state, dtype=dtype, output_loading_info=True
             )
     if (factors := frequency_factors(file)) is not None:
         rotary = model.model.rotary_emb
         rotary.inv_freq.div_(torch.tensor(factors))
         rotary.original_inv_freq = rotary.inv_freq.clone()
-    return model, found
+    return model, report
 
 
 def _stacked(stack: Stack, parts: list[Tensor]) -> Tensor:

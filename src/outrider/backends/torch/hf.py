@@ -83,7 +83,7 @@ class HFTarget(Target):
             torch.cuda.empty_cache()
 
     def settle(self) -> None:
-        """Wait until the device has done what it was given."""
+        """Wait for the device's queue."""
         if self.device != "cpu":
             torch.accelerator.synchronize(self.device)
 
@@ -117,7 +117,7 @@ class HFTarget(Target):
         return tuple(getattr(self.config, name, None) for name in names)  # looking a config up costs microseconds
 
     def open(self, capacity: int) -> TreeSession:
-        """A session whose rows have room for `capacity` tokens, those of the tree included; it grows if they must."""
+        """A session whose rows have `capacity` slots, those of the tree included; it grows if they must."""
         limit = max(capacity, self.context + SLACK)
         return TreeSession(self, TreeCache(int(self.config.num_hidden_layers), capacity, limit))
 
@@ -136,24 +136,26 @@ class HFTarget(Target):
             end = min(first + CHUNK, n)
             counts = [min(max(size - first, 0), end - first) for size in sizes]
             ends = [max(c, 1) - 1 for c in counts]
-            asked = sorted(set(ends))
-            output = session.pass_over(_chunk(tokens[:, first:end], first, taps, torch.tensor(asked, device=device)))
-            rows = torch.tensor([asked.index(e) for e in ends], device=device)
+            logit_nodes = sorted(set(ends))
+            output = session.pass_over(
+                _chunk(tokens[:, first:end], first, taps, torch.tensor(logit_nodes, device=device))
+            )
+            rows = torch.tensor([logit_nodes.index(e) for e in ends], device=device)
             output = TargetOutput(output.logits[torch.arange(b, device=device), rows][:, None], output.features)
             session.advance(counts)
             tree = chain([prompt[first:end] for prompt in prompts], matrix=False)
             upcoming = [p[end] if end < len(p) else -1 for p in prompts]
             yield Prefill(tree, out(output), tuple(first < size <= end for size in sizes), upcoming)
 
-    def run(self, session: TreeSession, given: Pass) -> TargetOutput:
+    def run(self, session: TreeSession, pass_: Pass) -> TargetOutput:
         """One forward pass of the model over the tree cache."""
         with attention.passing, without_cudnn(self.device), ExitStack() as stack:
-            if self.family.binding is not None and given.ancestors is not None:
-                stack.enter_context(self.family.binding(self.model, given))
-            logits, features = self.call(self.inputs(given), session.cache, given.taps)
-        if given.asked is not None and "logits_to_keep" not in self.accepts:
-            logits = logits[:, given.asked]
-        return TargetOutput(logits, dict(zip(given.taps, features, strict=True)))
+            if self.family.binding is not None and pass_.ancestors is not None:
+                stack.enter_context(self.family.binding(self.model, pass_))
+            logits, features = self.call(self.inputs(pass_), session.cache, pass_.taps)
+        if pass_.logit_nodes is not None and "logits_to_keep" not in self.accepts:
+            logits = logits[:, pass_.logit_nodes]
+        return TargetOutput(logits, dict(zip(pass_.taps, features, strict=True)))
 
     def call(self, inputs: dict[str, Any], cache: Any, taps: tuple[int, ...]) -> tuple[Tensor, list[Tensor]]:
         """Logits and tapped hidden states of the stock forward with our attention."""
@@ -163,30 +165,30 @@ class HFTarget(Target):
             out = self.model(**inputs, **carrying(self.model, cache), return_dict=True)
         return out.logits, [out.hidden_states[tap] for tap in taps]
 
-    def inputs(self, given: Pass) -> dict[str, Any]:
+    def inputs(self, pass_: Pass) -> dict[str, Any]:
         """A pass in the words of the model's forward."""
-        inputs: dict[str, Any] = {"attention_mask": self._mask(given)}
-        if given.embeds is None:
-            inputs["input_ids"] = given.tokens
+        inputs: dict[str, Any] = {"attention_mask": self._mask(pass_)}
+        if pass_.embeds is None:
+            inputs["input_ids"] = pass_.tokens
         else:  # a model that scales after its embedding would scale these again
-            inputs["inputs_embeds"] = given.embeds if self.scale == 1.0 else given.embeds / self.scale
+            inputs["inputs_embeds"] = pass_.embeds if self.scale == 1.0 else pass_.embeds / self.scale
         if "position_ids" in self.accepts:
-            inside = given.bound < self.context  # a tree may reach beyond the last position; nobody reads it there
-            inputs["position_ids"] = given.places if inside else given.places.clamp(max=self.context - 1)
-        if given.asked is not None and "logits_to_keep" in self.accepts:
-            inputs["logits_to_keep"] = given.asked
+            inside = pass_.bound < self.context  # a tree may reach beyond the last position; nobody reads it there
+            inputs["position_ids"] = pass_.places if inside else pass_.places.clamp(max=self.context - 1)
+        if pass_.logit_nodes is not None and "logits_to_keep" in self.accepts:
+            inputs["logits_to_keep"] = pass_.logit_nodes
         return inputs
 
-    def _mask(self, given: Pass) -> Any:
+    def _mask(self, pass_: Pass) -> Any:
         """None for a prompt's first chunk (its slots are its positions: the model's own causal masks are right)."""
-        if given.ancestors is None:
+        if pass_.ancestors is None:
             return None
-        made = {window: given.mask(self.dtype, window) for window in set(self.windows.values())}
+        made = {window: pass_.mask(self.dtype, window) for window in set(self.windows.values())}
         masks = {kind: made[window] for kind, window in self.windows.items()}
         return masks if self.family.typed else masks[""]
 
 
-def _chunk(tokens: Int[Tensor, "b n"], first: int, taps: tuple[int, ...], asked: Int[Tensor, " k"]) -> Pass:
+def _chunk(tokens: Int[Tensor, "b n"], first: int, taps: tuple[int, ...], logit_nodes: Int[Tensor, " k"]) -> Pass:
     """A chunk of right-padded prompts that all begin at slot `first`: slots are positions."""
     (b, n), device = tokens.shape, tokens.device
     lower = torch.ones(1, n, n, dtype=torch.bool, device=device).tril_() if first else None
@@ -201,5 +203,5 @@ def _chunk(tokens: Int[Tensor, "b n"], first: int, taps: tuple[int, ...], asked:
         bound=first + n - 1,
         ancestors=lower,
         taps=taps,
-        asked=asked,
+        logit_nodes=logit_nodes,
     )

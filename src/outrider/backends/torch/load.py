@@ -27,7 +27,7 @@ from .validate import ensure, ensure_native
 logger = logging.getLogger(__name__)
 HALF = (torch.bfloat16, torch.float16)
 MEMORY = 0.25  # of this machine's, that a model may take to compute in float32 where 16 bits would be slow
-LENIENT = {"ignore_mismatched_sizes": True}  # tensors of another shape are told of, and refused by name here
+LENIENT = {"ignore_mismatched_sizes": True}  # tensors of another shape are reported, and refused by name here
 
 
 def load_target(
@@ -122,7 +122,7 @@ def multiplies_halves() -> bool:
 
 
 def physical_memory() -> int:
-    """Bytes of this machine's memory; 0 where that cannot be told."""
+    """Bytes of this machine's memory; 0 where that is unknown."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):
@@ -159,15 +159,15 @@ def from_pretrained(
         if place.gguf:
             raise InputError(f"{place.name} is a .gguf file, which cannot be spread; name a folder of safetensors")
     if place.gguf:
-        stock, found = gguf.read(Path(place.where) / place.gguf, dtype)
+        stock, report = gguf.read(Path(place.where) / place.gguf, dtype)
     else:
-        stock, found = _read(place, dtype, trust, options, processes)
-    lacking = sorted(found["missing_keys"])
+        stock, report = _read(place, dtype, trust, options, processes)
+    lacking = sorted(report["missing_keys"])
     if lacking:  # transformers would fill them with random numbers
         raise InputError(
             f"the weights of {place.name} lack {len(lacking)} tensors, {lacking[0]} among them; fetch them again"
         )
-    if mismatched := sorted(found.get("mismatched_keys", ())):
+    if mismatched := sorted(report.get("mismatched_keys", ())):
         name, there, wanted = mismatched[0]
         raise InputError(
             f"the weights of {place.name} do not have the shapes that its config.json says: {name} is "
@@ -180,7 +180,7 @@ def from_pretrained(
 
 
 def _read(place: Place, dtype: Any, trust: bool, options: dict[str, Any], processes: int) -> Any:
-    """The model of a folder or hub id, and what was found in its files."""
+    """The model of a folder or hub id, and the report of loading its files."""
     where, name = place.where, place.name
     if Path(where).exists():
         _check_folder(Path(where))

@@ -52,7 +52,7 @@ class ModuleTarget(NativeTarget):
 
     @property
     def signature(self) -> str:
-        """A fingerprint of its weights, as they were when it was first asked for."""
+        """A fingerprint of its weights, as they were at first use."""
         return self.mark
 
     def open(self, capacity: int) -> NativeSession:
@@ -65,7 +65,7 @@ class ModuleTarget(NativeTarget):
         """See that passes read the weights that the model has now.
 
         Raises:
-            InputError: it was cast, moved or given other layers since it became a target.
+            InputError: it was cast, moved or changed in its layers since it became a target.
         """
         if (places := _places(self.module)) == self.places:
             self.forward.weights.refresh()

@@ -77,5 +77,5 @@ def uniforms(
     k = keys(seeds, serials, stream, device)
     ids = torch.arange(2 * n, dtype=torch.int32, device=device)
     h = bits(k[:, :1], k[:, 1:], ids).to(torch.int64) & 0xFFFFFFFF
-    # Number i is made of ids 2i and 2i + 1, so that it does not depend on how many are asked for.
+    # Number i is made of ids 2i and 2i + 1, so that it does not depend on how many are requested.
     return (((h[:, 0::2] << 20) + (h[:, 1::2] >> 12)).to(torch.float64) + 0.5) * 2.0**-52

@@ -1,8 +1,8 @@
 """Drawing from a filtered distribution over a large vocabulary without sorting it: `sampling.draw`'s token, faster.
 
 `draw` sorts all scores and hashes noise for all tokens. Where a top-k, top-p or min-p filter applies, the token
-drawn is one of a few likely ones. So the K largest scores are found by blocks (the K largest lie in the K blocks with
-the largest maxima), noise is hashed for them alone, and it is checked that this decides:
+drawn is one of a few likely ones. So the K largest scores are selected by blocks (the K largest lie in the K blocks
+with the largest maxima), noise is hashed for them alone, and it is checked that this decides:
 
  * a token is surely kept, surely out, or in doubt, where a sum of probabilities lies within MARGIN of the filter's
    bound or equal scores straddle it (the float32 sums of `draw` and the order of its sort then decide);
@@ -49,8 +49,8 @@ def choose(logits: Float[Tensor, "b v"], samplings: Sequence[Sampling], noise: N
         fast = [i for i in rest if samplings[i].warped and samplings[i].top_k < k]
         if fast:
             index = torch.tensor(fast, device=logits.device)
-            found, sure = among(logits[index], [samplings[i] for i in fast], lambda ids: noise(fast, ids), k)  # noqa: B023
-            chosen[index] = torch.where(sure, found, chosen[index])
+            tokens, sure = among(logits[index], [samplings[i] for i in fast], lambda ids: noise(fast, ids), k)  # noqa: B023
+            chosen[index] = torch.where(sure, tokens, chosen[index])
             done = {i for i, good in zip(fast, sure.tolist(), strict=True) if good}
             rest = [i for i in rest if i not in done]
     if rest:

@@ -7,7 +7,7 @@ time of one of our passes over a tree, in which one model takes its biases from 
     mpt       `build_mpt_alibi_tensor`, in the same way
     gpt_neo   the `bias` buffers of the one model's attention layers hold another mask
     falcon    `build_alibi_tensor` of transformers' Falcon module is replaced, for the model looks it up there. Another
-              Falcon that runs in another thread meanwhile gets the stock function: our passes are known by their
+              Falcon that runs in another thread at that time gets the stock function: our passes are known by their
               four-dimensional mask. Models without ALiBi (all but the first Falcons) are left alone
 
 All of it is put back when the pass ends, also when it fails.
@@ -36,9 +36,9 @@ def _gathered(
 
 
 @contextmanager
-def bloom(model: Any, given: Pass) -> Iterator[None]:
+def bloom(model: Any, pass_: Pass) -> Iterator[None]:
     """Bloom: a method of the model builds the bias."""
-    core, where = model.base_model, given.where()
+    core, where = model.base_model, pass_.where()
 
     def build(mask: Tensor, num_heads: int, dtype: torch.dtype) -> Tensor:
         return _gathered(type(core).build_alibi_tensor.__get__(core), where, num_heads, dtype)
@@ -51,12 +51,12 @@ def bloom(model: Any, given: Pass) -> Iterator[None]:
 
 
 @contextmanager
-def falcon(model: Any, given: Pass) -> Iterator[None]:
+def falcon(model: Any, pass_: Pass) -> Iterator[None]:
     """Falcon: a function of the module builds the bias, where the model uses ALiBi at all."""
     if not model.config.alibi:
         yield
         return
-    module, where = sys.modules[type(model.base_model).__module__], given.where()
+    module, where = sys.modules[type(model.base_model).__module__], pass_.where()
     stock = module.build_alibi_tensor
 
     def build(attention_mask: Tensor, num_heads: int, dtype: torch.dtype) -> Tensor:
@@ -88,13 +88,13 @@ class _RowBias:
 
 
 @contextmanager
-def mpt(model: Any, given: Pass) -> Iterator[None]:
+def mpt(model: Any, pass_: Pass) -> Iterator[None]:
     """MPT: a bias that ends at 0; only differences count, so slope * position serves."""
-    core, where = model.base_model, given.where()
+    core, where = model.base_model, pass_.where()
     stock = type(core).build_mpt_alibi_tensor.__get__(core)
 
     def build(num_heads: int, sequence_length: int, alibi_bias_max: int = 8, device: Any = None) -> _RowBias:
-        line = stock(num_heads, max(given.bound + 1, where.shape[1]), alibi_bias_max, device)
+        line = stock(num_heads, max(pass_.bound + 1, where.shape[1]), alibi_bias_max, device)
         return _RowBias(line[:, 0][:, where].transpose(0, 1)[:, :, None])
 
     core.build_mpt_alibi_tensor = build
@@ -105,16 +105,16 @@ def mpt(model: Any, given: Pass) -> Iterator[None]:
 
 
 @contextmanager
-def gpt_neo(model: Any, given: Pass) -> Iterator[None]:
+def gpt_neo(model: Any, pass_: Pass) -> Iterator[None]:
     """GPT-Neo: each layer holds a triangle [1, 1, most, most] of who may see whom, by slots, local layers a band.
 
     Our mask forbids more than the triangle ever does, so a global layer gets a plain yes; a local one its window.
     """
-    m, view, device = given.places.shape[1], given.view, given.spots.device
+    m, view, device = pass_.places.shape[1], pass_.view, pass_.spots.device
     everything = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device).expand(1, 1, view, view)
     local, window = everything, model.config.window_size
-    if max(view, given.bound + 1) > window:
-        near = given.where()[:, None] > given.places[..., None] - window
+    if max(view, pass_.bound + 1) > window:
+        near = pass_.where()[:, None] > pass_.places[..., None] - window
         local = torch.nn.functional.pad(near, (0, 0, view - m, 0), value=True)[:, None]
     modules = [block.attn.attention for block in model.base_model.h]
     before = [module.bias for module in modules]

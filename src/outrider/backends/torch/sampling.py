@@ -197,6 +197,6 @@ def _noise(rows: TensorRows, depth: int | Tensor, ids: Tensor | None) -> Tensor:
         return rows.noise(depth)[:, None] if ids is None else rows.noise(depth, ids)
     levels = depth.unique().tolist()
     which = torch.bucketize(depth, depth.new_tensor(levels))
-    found = torch.stack([rows.noise(d, ids) for d in levels])
+    noise = torch.stack([rows.noise(d, ids) for d in levels])
     row = torch.arange(depth.shape[0], device=depth.device)[:, None]
-    return found[which, row] if ids is None else found[which, row, torch.arange(depth.shape[1], device=depth.device)]
+    return noise[which, row] if ids is None else noise[which, row, torch.arange(depth.shape[1], device=depth.device)]

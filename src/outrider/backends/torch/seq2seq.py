@@ -104,7 +104,7 @@ class SeqTarget(Target):
         return turn(self.lock, self.device)
 
     def settle(self) -> None:
-        """Wait until the device has done what it was given."""
+        """Wait for the device's queue."""
         if self.device != "cpu":
             torch.accelerator.synchronize(self.device)
 
@@ -122,7 +122,7 @@ class SeqTarget(Target):
         return self.model.lm_head(features * scale)
 
     def open(self, capacity: int) -> TreeSession:
-        """A session whose rows have room for `capacity` decoder tokens; it grows if they must."""
+        """A session whose rows have `capacity` slots of decoder tokens; it grows if they must."""
         return TreeSession(self, TreeCache(int(self.config.num_decoder_layers), capacity, 1 << 20))
 
     def read(self, session: TreeSession, prompts: Sequence[Sequence[int]], taps: tuple[int, ...]) -> Iterator[Prefill]:
@@ -140,36 +140,36 @@ class SeqTarget(Target):
         session.advance([1] * b)
         yield Prefill(chain([[self.start]] * b, matrix=False), out(output), (True,) * b, [-1] * b)
 
-    def run(self, session: TreeSession, given: Pass) -> TargetOutput:
+    def run(self, session: TreeSession, pass_: Pass) -> TargetOutput:
         """One decoder pass over the tree cache."""
         encoded = session.companion
         assert isinstance(encoded, Encoded)
         cache = EncoderDecoderCache(session.cache, encoded.cross)
         cache.is_updated = dict.fromkeys(range(len(session.cache.layers)), len(encoded.layers) > 0)
-        name, read = ("input_ids", given.tokens) if given.embeds is None else ("inputs_embeds", given.embeds)
-        with passing, without_cudnn(self.device), _biased(self.model, given):
+        name, read = ("input_ids", pass_.tokens) if pass_.embeds is None else ("inputs_embeds", pass_.embeds)
+        with passing, without_cudnn(self.device), _biased(self.model, pass_):
             out = self.model(
                 **{f"decoder_{name}": read},
                 encoder_outputs=(encoded.states,),
                 attention_mask=encoded.mask.long() if encoded.padded else None,
-                decoder_attention_mask=None if given.ancestors is None else given.mask(self.dtype),
+                decoder_attention_mask=None if pass_.ancestors is None else pass_.mask(self.dtype),
                 **carrying(self.model, cache),
-                output_hidden_states=bool(given.taps),
+                output_hidden_states=bool(pass_.taps),
                 return_dict=True,
             )
-        return TargetOutput(out.logits, {tap: out.decoder_hidden_states[tap] for tap in given.taps})
+        return TargetOutput(out.logits, {tap: out.decoder_hidden_states[tap] for tap in pass_.taps})
 
 
 @contextmanager
-def _biased(model: Any, given: Pass) -> Iterator[None]:
+def _biased(model: Any, pass_: Pass) -> Iterator[None]:
     """During a tree's pass, the decoder's first layer, whose bias all layers share, counts true positions."""
-    if given.ancestors is None:
+    if pass_.ancestors is None:
         yield
         return
     layer = model.decoder.block[0].layer[0].SelfAttention
 
     def compute_bias(*args: Any, **kwargs: Any) -> Float[Tensor, "b heads m view"]:
-        distance = given.where()[:, None] - given.places[..., None]
+        distance = pass_.where()[:, None] - pass_.places[..., None]
         bucket = layer._relative_position_bucket(
             distance,
             bidirectional=False,

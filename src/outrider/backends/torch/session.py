@@ -42,7 +42,7 @@ class Pass:
     bound: int  # no position lies beyond this one
     ancestors: Bool[Tensor, "#b n n"] | None = None  # None: the first chunk of a prompt, plainly causal
     taps: tuple[int, ...] = ()
-    asked: Int[Tensor, " k"] | None = None  # prompts: the places of a chunk whose logits are wanted
+    logit_nodes: Int[Tensor, " k"] | None = None  # prompts: the places of a chunk whose logits are wanted
 
     @property
     def n(self) -> int:
@@ -63,7 +63,7 @@ class Pass:
         return index(self.view, self.spots.device)[self.prefix + self.since :]
 
     def slots(self, capacity: int) -> Int[Tensor, " bm"]:
-        """Where keys and values are written, counted over the whole batch."""
+        """Where keys and values are written, counted over the batch."""
         b, n = self.spots.shape
         if self.level:
             here = self.stretch()
@@ -152,7 +152,7 @@ class Runner(Protocol):
     def read(
         self, session: TreeSession, prompts: Sequence[Sequence[int]], taps: tuple[int, ...]
     ) -> Iterator[Prefill]: ...
-    def run(self, session: TreeSession, given: Pass) -> TargetOutput: ...
+    def run(self, session: TreeSession, pass_: Pass) -> TargetOutput: ...
 
 
 @dataclass
@@ -202,34 +202,34 @@ class TreeSession(Session):
     def forward(self, tree: DraftTree, taps: tuple[int, ...] = (), since: int = 0, embeds: Any = None) -> TargetOutput:
         """Logits [b, n - since, v] of the nodes from `since` on; the nodes before are in the cache. Commits nothing."""
         assert tree.ancestors is not None, "a tree to verify carries its ancestor matrix"
-        prefix, given = max(self.lengths), TensorTree.of(tree, self.target.device)
+        prefix, nodes = max(self.lengths), TensorTree.of(tree, self.target.device)
         output = self.pass_over(
             Pass(
-                tokens=None if embeds is not None else given.tokens[:, since:] if since else given.tokens,
+                tokens=None if embeds is not None else nodes.tokens[:, since:] if since else nodes.tokens,
                 embeds=None if embeds is None else tensor(embeds, self.target.device),
-                spots=self.there[:, None] + given.depths,
+                spots=self.there[:, None] + nodes.depths,
                 since=since,
                 lengths=self.there,
                 prefix=prefix,
                 level=min(self.lengths) == prefix,
                 bound=prefix + tree.deepest,
-                ancestors=given.ancestors,
+                ancestors=nodes.ancestors,
                 taps=taps,
             )
         )
         return out(output)
 
     @torch.no_grad()
-    def pass_over(self, given: Pass) -> TargetOutput:
+    def pass_over(self, pass_: Pass) -> TargetOutput:
         """Aim the cache and run the model."""
         cache = self.cache
-        if given.ancestors is not None:
-            cache.reserve(given.view)
-            cache.view = given.view
-            cache.span = (given.prefix + given.since, given.n - given.since) if given.level else None
-            if not given.level:
-                cache.slots = given.slots(cache.capacity)
-        output = self.target.run(self, given)
+        if pass_.ancestors is not None:
+            cache.reserve(pass_.view)
+            cache.view = pass_.view
+            cache.span = (pass_.prefix + pass_.since, pass_.n - pass_.since) if pass_.level else None
+            if not pass_.level:
+                cache.slots = pass_.slots(cache.capacity)
+        output = self.target.run(self, pass_)
         if cache.fresh:
             cache.pack()
         return output
@@ -254,7 +254,7 @@ class TreeSession(Session):
     def rewind(self, lengths: Sequence[int]) -> None:
         """Forget all but the first `lengths[b]` tokens of every row."""
         if any(not 0 <= new <= old for new, old in zip(lengths, self.lengths, strict=True)):
-            raise InputError(f"rewinding goes back: rows of {self.lengths} tokens cannot be given {list(lengths)}")
+            raise InputError(f"rewinding goes back: rows of {self.lengths} tokens cannot become {list(lengths)}")
         self._set(list(lengths))
 
     def select(self, index: Sequence[int]) -> None:

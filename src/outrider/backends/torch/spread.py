@@ -96,12 +96,12 @@ def check(config: Any, name: str, size: int) -> None:
 
 
 def agreed(model: Any, here: bool) -> bool:
-    """Is it so in every process of the group? All of them ask."""
+    """Is it so in every process of the group? All of them must call this."""
     mesh = model._device_mesh
     group = (mesh["tp"] if mesh.ndim > 1 else mesh).get_group()
-    found = torch.tensor(int(here), device=model.device)
-    torch.distributed.all_reduce(found, torch.distributed.ReduceOp.MIN, group=group)
-    return bool(found)
+    everywhere = torch.tensor(int(here), device=model.device)
+    torch.distributed.all_reduce(everywhere, torch.distributed.ReduceOp.MIN, group=group)
+    return bool(everywhere)
 
 
 @torch.no_grad()

@@ -27,7 +27,7 @@ def turn(lock: AbstractContextManager[object], device: str) -> Iterator[None]:
 def without_cudnn(device: str) -> AbstractContextManager[None]:
     """Attention by kernels other than cuDNN's, which plans anew for every length: that takes longer than a pass.
 
-    The flag belongs to the whole process. So the first of several steps clears it, the last one restores it, and
+    The flag belongs to the process. So the first of several steps clears it, the last one restores it, and
     without CUDA it is left alone.
     """
     return _without_cudnn() if device.startswith("cuda") else nullcontext()

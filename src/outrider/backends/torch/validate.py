@@ -50,7 +50,7 @@ MARGIN = 8  # times the measured rounding of this precision
 
 @dataclass(frozen=True)
 class Report:
-    """What was found. Differences are the largest ones of any log-probability."""
+    """The result. Differences are the largest ones of any log-probability."""
 
     model: str
     exact: bool  # did it pass?
@@ -68,7 +68,7 @@ def validate(target: Target, seed: int = 0) -> Report:
     """Run the proof: about half a second for a small model, some 80 forward passes of a few tokens.
 
     Args:
-        target: any that has a stock model. (That of a native target is made when it is asked for.)
+        target: any that has a stock model. (That of a native target is made at first use.)
         seed: of the random prompts.
     """
     model, quantised = stock_of(target), target.integers
@@ -84,18 +84,18 @@ def validate(target: Target, seed: int = 0) -> Report:
     name = f"{type(model).__name__} in {str(model.dtype).removeprefix('torch.')}"
     name += ", integer products" if quantised else ""
     if exact:
-        found = (
+        finding = (
             f"tree passes equal sequential decoding to {worst:.1e}; rounding {noise:.1e}, a wrong mask {control:.1e}"
         )
     elif not worst <= allowed:
-        found = f"a tree pass differs from sequential decoding by {worst:.1e}, more than rounding ({allowed:.1e})"
+        finding = f"a tree pass differs from sequential decoding by {worst:.1e}, more than rounding ({allowed:.1e})"
     else:
-        found = f"a wrong mask changes only {control:.1e} (rounding {allowed:.1e}), so the model ignores masks"
+        finding = f"a wrong mask changes only {control:.1e} (rounding {allowed:.1e}), so the model ignores masks"
     if bits is not None:
-        found += "; every logit has the bits of plain decoding" if bits else "; but some logits have other bits"
+        finding += "; every logit has the bits of plain decoding" if bits else "; but some logits have other bits"
     passed = exact and bits is not False
     verdict = f"PASS {target.exact}" if passed else "FAIL"
-    return Report(name, passed, worst, noise, allowed, control, bits, verdict, f"{verdict}: {name}: {found}")
+    return Report(name, passed, worst, noise, allowed, control, bits, verdict, f"{verdict}: {name}: {finding}")
 
 
 def stock_of(target: Target) -> Any:

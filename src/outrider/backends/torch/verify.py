@@ -8,14 +8,14 @@ Pure tensor functions of a tree, the target's logits for its nodes, and a source
     block      block verification of a chain (Sun et al. 2024)
     typical    Medusa's typical acceptance (Cai et al. 2024): LOSSY
 
-The rules see logits only through two functions of the caller, asked at visited nodes alone. `depth` is that of the
+The rules see logits only through two functions of the caller, called at visited nodes alone. `depth` is that of the
 token to come, 1 below the root; `path` [b, depth - 1] holds the tokens accepted so far, without the root:
 
     choose(logits [b, v], depth, path) -> [b]       the target's own draw
     law(logits [b, v], depth, path)    -> [b, v]    the target's law
 
 Every rule takes `depth`, a bound on the accepted depth that must not depend on what was drafted. A row that has
-stopped keeps its place in the batch; what it is asked afterwards is ignored. Under `coupled` its path then ends in -1,
+stopped keeps its place in the batch; its later calls are ignored. Under `coupled` its path then ends in -1,
 so that what is dear can be left out.
 """
 
@@ -81,7 +81,7 @@ def judge(question: Question) -> Verdict:
 
 
 def _processed(text: RowText, tail: list[int], logits: Float[Tensor, " v"]) -> Float[Tensor, " v"]:
-    """What the caller's process makes of one row's logits. A row whose walk has ended is not asked about."""
+    """What the caller's process makes of one row's logits. It is not called for a row whose walk has ended."""
     if text.process is None or (tail and tail[-1] < 0):
         return logits
     return torch.from_numpy(text.process([*text.output, *tail], logits.cpu().numpy())).to(logits)
@@ -105,7 +105,7 @@ class Chance(Protocol):
     """The rejection rules' randomness, as two verbs, so that a test can explore every branch of the real code."""
 
     def accept(self, prob: Float64[Tensor, " b"], index: Int[Tensor, " b"], of: int) -> Bool[Tensor, " b"]:
-        """True with probability `prob`; decision number `index` (each number is asked once) out of `of`."""
+        """True with probability `prob`; decision number `index` (each number is used once) out of `of`."""
 
     def draw(self, weights: Float64[Tensor, "b v"]) -> Int[Tensor, " b"]:
         """A token with probability proportional to its weight."""
@@ -254,7 +254,7 @@ def block(tree: TensorTree, logits: Float[Tensor, "b n v"], law: Law, chance: Ch
 
         w_0 = 1; w_i = min(1, w_{i-1} p(x_i) / q(x_i))
         s_i = sum [w_i p(.|x_<=i) - q(.|x_<=i)]+; h_i = s_i / (s_i + 1 - w_i) for i < gamma, h_gamma = w_gamma
-        tau = the largest i with U_i <= h_i         (all are asked: a failure is not the end)
+        tau = the largest i with U_i <= h_i         (all are tested: a failure is not the end)
         emit from p(.|x_<=gamma) if tau = gamma, else from N([w_tau p - q]+)
 
     Without `tree.q` the drafted tokens are point masses.
@@ -322,7 +322,7 @@ def typical(
     for d in range(min(depth, tree.deepest) + 1):
         following: list[list[tuple[list[int], float]]] = [[] for _ in range(b)]
         for r in range(max(map(len, layer))):
-            here = [found[r] if r < len(found) else ([0] * (d + 1), 0.0) for found in layer]
+            here = [candidates[r] if r < len(candidates) else ([0] * (d + 1), 0.0) for candidates in layer]
             nodes = torch.tensor([path for path, _ in here], device=logits.device)
             p = law(logits[row, nodes[:, -1]], d + 1, tree.tokens.gather(1, nodes[:, 1:])).double()
             entropy = -torch.special.xlogy(p, p).sum(-1, keepdim=True)

@@ -10,10 +10,10 @@
    contents mean nothing between calls. Pointers may be NULL only where that is said. Everything that a structure
    points to belongs to the caller, and must live until the call returns. */
 
-/* Kinds of matrices (`formats/layout.h`): weights as they are; in blocks of BLOCK_WEIGHTS, opened to floating-point numbers by
-   the product (BF12: bfloat16 numbers in twelve bits). INTEGER and a GGUF kind: that kind's quants, which are multiplied
-   by activations rounded to int8 (`formats/int8.h`). */
-enum { PLAIN, Q4, Q8, BF12, Q4K, Q5, Q5K, Q6K, Q3K, IQ4, IQ4K, INTEGER = 256 };
+/* Kinds of matrices (`formats/layout.h`). PLAIN: weights as they are. Then blocks of BLOCK_WEIGHTS, which the GEMM
+   dequantises (BF12: bfloat16 in twelve bits). INTEGER and a GGUF kind: the quants of that kind, which are multiplied by
+   activations rounded to int8 (`formats/int8.h`). */
+enum { PLAIN, Q4, Q8, BF12, Q4K, Q5, Q5K, Q6K, Q3K, IQ4, IQ4K, MXFP4, INTEGER = 256 };
 
 enum { RMS_NORM, LAYER_NORM }; /* kinds of norms */
 enum { SILU, GELU, GELU_TANH, RELU, RELU2 }; /* activations; GELU_TANH: its approximation; RELU2: squared */
@@ -49,7 +49,7 @@ typedef struct {
 
 /* A norm. */
 typedef struct {
-    const float *weight; /* NULL: there is no norm */
+    const float *weight; /* NULL: no norm */
     const float *bias; /* or NULL */
     int64_t kind;
 } Norm;
@@ -118,13 +118,13 @@ typedef struct {
     int64_t shared_tree; /* 1: `ancestors` holds one tree for all rows */
     const int64_t *lengths; /* [rows]: committed tokens, in the first slots */
     const int64_t *positions; /* [rows, total_nodes] */
-    const int64_t *sizes; /* [rows]: nodes of each row, behind which there is padding; NULL: all */
+    const int64_t *sizes; /* [rows]: nodes of each row, then padding; NULL: all */
     const uint8_t *ancestors; /* [rows or 1, total_nodes, total_nodes]: 1 where a node sees another; NULL for a chunk */
     kv_t *const *cache; /* [layers, 2]: keys and values, each [rows, capacity, slot_layers * kv_heads * head_dim] */
     const float *rope; /* [tables, rope_positions, 2, rotary_dim]: cosines and sines */
     int64_t rope_positions;
     const float *inputs; /* [rows * nodes, input_dim] */
-    const int64_t *tokens; /* [rows * nodes], whose embeddings are looked up; NULL: `hidden_states` are given */
+    const int64_t *tokens; /* [rows * nodes], whose embeddings are looked up; NULL: `hidden_states` hold them */
     const weight_t *embeddings; /* [embedding_rows, hidden] */
     int64_t embedding_rows;
     float *hidden_states; /* [rows * nodes, hidden]: updated in place, without padding between rows */
@@ -164,7 +164,7 @@ typedef struct {
     /* The shape of the tree. */
     int64_t depth, width; /* layers at most (0: no tree); nodes fed to the network for each layer */
     int64_t top_k; /* candidates below a node */
-    int64_t pool; /* likeliest tokens to which noise is added, where there is noise */
+    int64_t pool; /* likeliest tokens to which noise is added */
     float scale; /* confidences are softmax(logits / scale) */
     float floor, reach; /* log values below which nodes are dropped, and below which no layer is fed */
     int64_t max_nodes; /* to keep, the root included */
@@ -403,6 +403,6 @@ void tune(int64_t first_cache, int64_t second, int64_t ahead);
 /* 1: threads are those of this library's own pool, even where the process has OpenMP's (`threads.h`). Set in tests. */
 extern int64_t own_pool;
 
-/* The share of threads that other programs leave; called from outside in tests alone. */
-int64_t hands(int64_t threads);
-void judge(int64_t allowed, int64_t threads, int64_t took, int64_t late);
+/* How many threads other programs leave to this one (`threads.h`). Called from Python in tests alone. */
+int64_t usable_threads(int64_t threads);
+void adapt_threads(int64_t allowed, int64_t threads, int64_t duration, int64_t waited);

@@ -15,22 +15,22 @@ typedef struct {
     int64_t count; /* pending positions */
 } Context;
 
-static void read_context_task(const Team *team, const void *call) {
+static void read_context_task(const Thread *thread, const void *call) {
     const Context *of = call;
     const Model *model = of->model;
     const Lattice *lattice = of->lattice;
     const Pass *pass = of->pass;
     const Draft *draft = of->draft;
     const int64_t hidden = model->hidden, joined = lattice->taps * hidden, count = of->count;
-    const int64_t first = own_first(team, count), last = own_last(team, count);
+    const int64_t first = share_begin(thread, count), last = share_end(thread, count);
     gather_features(pass, draft->features, hidden, first * lattice->taps, last * lattice->taps);
-    meet(team);
+    barrier(thread);
     matmul(
-        pass->normed, count, joined, lattice->feature_proj, NULL, hidden, pass->hidden_states, NULL, hidden, 0, team
+        pass->normed, count, joined, lattice->feature_proj, NULL, hidden, pass->hidden_states, NULL, hidden, 0, thread
     );
-    meet(team);
+    barrier(thread);
     const Norm norm = {lattice->norm, NULL, RMS_NORM};
-    norm_rows(pass, norm, hidden, model->eps, first, last, team);
+    norm_rows(pass, norm, hidden, model->eps, first, last, thread);
     for (int64_t m = first; m < last; m++) {
         const int64_t row = pass->real_nodes[m];
         if (m == pass->row_starts[row] + draft->pending[row] - 1)
@@ -38,8 +38,8 @@ static void read_context_task(const Team *team, const void *call) {
                 pass->hidden_states + m * hidden, norm, hidden, model->eps, draft->last_hidden + row * hidden
             );
     }
-    meet(team);
-    for (int64_t l = 0; l < model->layers; l++) write_pending_kv(model, pass, l, hidden, count, draft->lengths, team);
+    barrier(thread);
+    for (int64_t l = 0; l < model->layers; l++) write_pending_kv(model, pass, l, hidden, count, draft->lengths, thread);
 }
 
 /* Context vectors of the pending positions, and their keys and values. */
@@ -56,11 +56,13 @@ typedef struct {
 } Seeds;
 
 /* What the last context vectors and the anchors (the roots) add to the slots. */
-static void add_seeds(const Team *team, const void *call) {
+static void add_seeds(const Thread *thread, const void *call) {
     const Seeds *of = call;
     const Pass *pass = of->pass;
     const int64_t reads = 2 * of->hidden, makes = of->slots * of->hidden;
-    matmul(pass->normed, pass->rows, reads, of->lattice->seed, NULL, makes, pass->hidden_states, NULL, makes, 1, team);
+    matmul(
+        pass->normed, pass->rows, reads, of->lattice->seed, NULL, makes, pass->hidden_states, NULL, makes, 1, thread
+    );
 }
 
 /* One pass over the slots that draft, and those before them. */
@@ -161,18 +163,18 @@ static void best_tree(const Lattice *lattice, const Draft *draft, int64_t row) {
     }
 }
 
-static void best_trees_task(const Team *team, const void *call) {
+static void best_trees_task(const Thread *thread, const void *call) {
     const Context *of = call;
     const Lattice *lattice = of->lattice;
     const Draft *draft = of->draft;
     const int64_t rows = of->pass->rows, depth = draft->depth, most = draft->top_k, columns = of->model->vocab;
-    for (int64_t i; (i = take(team)) < rows * depth;)
+    for (int64_t i; (i = next_item(thread)) < rows * depth;)
         rank_candidates(
             draft, of->pass->logits + i * columns, i, columns, i / depth, i % depth, lattice->columns + i * most,
             lattice->confidences + i * most
         );
-    meet(team);
-    for (int64_t r; (r = take(team)) < rows;) best_tree(lattice, draft, r);
+    barrier(thread);
+    for (int64_t r; (r = next_item(thread)) < rows;) best_tree(lattice, draft, r);
 }
 
 /* The best tree of every row, from the logits of its slots. */

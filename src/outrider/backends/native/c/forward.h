@@ -23,9 +23,9 @@ static void find_path(const Pass *pass, int64_t m) {
 
 /* Copy the hidden states `first` .. `last` - 1 before this layer, where they are tapped. */
 static void
-copy_taps(const Model *model, const Pass *pass, int64_t layer, int64_t first, int64_t last, const Team *team) {
+copy_taps(const Model *model, const Pass *pass, int64_t layer, int64_t first, int64_t last, const Thread *thread) {
     const int64_t width = model->hidden, ends = layer == model->layers && !model->pair_norms;
-    float *row = row_scratch(team, width);
+    float *row = row_scratch(thread, width);
     for (int64_t i = 0; i < pass->taps; i++) {
         if (pass->tap_layers[i] != layer) continue;
         for (int64_t m = first; m < last; m++) {
@@ -52,21 +52,21 @@ static int64_t list_logit_nodes(const Pass *pass) {
 }
 
 /* The logits of these `count` nodes. */
-static void compute_logits(const Model *model, const Pass *pass, int64_t count, const Team *team) {
+static void compute_logits(const Model *model, const Pass *pass, int64_t count, const Thread *thread) {
     const int64_t width = model->hidden;
-    float *row = row_scratch(team, width);
-    for (int64_t i = own_first(team, count); i < own_last(team, count); i++) {
+    float *row = row_scratch(thread, width);
+    for (int64_t i = share_begin(thread, count); i < share_end(thread, count); i++) {
         norm_or_copy(pass->hidden_states + pass->logit_from[i] * width, model->norm, width, model->eps, row);
         to_acts(row, width, pass->normed + i * width);
     }
-    meet(team);
+    barrier(thread);
     matmul(
         pass->normed, count, width, model->head, model->head_bias, model->vocab, pass->logits, pass->logit_to,
-        model->vocab, 0, team
+        model->vocab, 0, thread
     );
     if (model->logit_scale || model->logit_cap) {
         int64_t first, last;
-        column_share(model->vocab, team, &first, &last); /* those that this thread has computed */
+        column_share(model->vocab, thread, &first, &last); /* those that this thread has computed */
         for (int64_t i = 0; i < count; i++)
             scale_and_cap(
                 pass->logits + pass->logit_to[i] * model->vocab + first, last - first, model->logit_scale,
@@ -124,105 +124,105 @@ typedef struct {
 } Forward;
 
 /* Hidden states of the inputs. */
-static void project_inputs(const Model *model, const Pass *pass, int64_t nodes, const Team *team) {
-    const int64_t first = own_first(team, nodes), last = own_last(team, nodes), width = model->input_dim;
+static void project_inputs(const Model *model, const Pass *pass, int64_t nodes, const Thread *thread) {
+    const int64_t first = share_begin(thread, nodes), last = share_end(thread, nodes), width = model->input_dim;
     to_acts(pass->inputs + first * width, (last - first) * width, pass->normed + first * width);
-    meet(team);
+    barrier(thread);
     matmul(
         pass->normed, nodes, width, model->input_proj, model->input_bias, model->hidden, pass->hidden_states, NULL,
-        model->hidden, 0, team
+        model->hidden, 0, thread
     );
-    meet(team);
+    barrier(thread);
 }
 
 /* Add the outputs of attention or of the MLP, x W^T + bias, to the hidden states, behind a norm where there is one. */
 static void add_outputs(
     const Model *model, const Pass *pass, const act_t *x, int64_t nodes, int64_t width, Matrix w, const float *bias,
-    Norm norm, const Team *team
+    Norm norm, const Thread *thread
 ) {
     const int64_t hidden = model->hidden;
     if (!norm.weight && !model->residual_scale) {
-        matmul(x, nodes, width, w, bias, hidden, pass->hidden_states, NULL, hidden, 1, team);
+        matmul(x, nodes, width, w, bias, hidden, pass->hidden_states, NULL, hidden, 1, thread);
         return;
     }
     const vec_t scale = v_set1(model->residual_scale ? model->residual_scale : 1.0f);
-    matmul(x, nodes, width, w, bias, hidden, pass->qkv, NULL, hidden, 0, team);
-    meet(team);
-    for (int64_t m = own_first(team, nodes); m < own_last(team, nodes); m++) {
+    matmul(x, nodes, width, w, bias, hidden, pass->qkv, NULL, hidden, 0, thread);
+    barrier(thread);
+    for (int64_t m = share_begin(thread, nodes); m < share_end(thread, nodes); m++) {
         float *own = pass->qkv + m * hidden, *to = pass->hidden_states + m * hidden;
         norm_or_copy(own, norm, hidden, model->eps, own);
         for (int64_t k = 0; k < hidden; k += LANES) v_store(to + k, v_fma(v_load(own + k), scale, v_load(to + k)));
     }
 }
 
-static void decoder_layer(const Model *model, const Pass *pass, int64_t l, int64_t nodes, const Team *team) {
+static void decoder_layer(const Model *model, const Pass *pass, int64_t l, int64_t nodes, const Thread *thread) {
     const Layer *own = model->layer + l;
     const int64_t hidden = model->hidden, inner = model->intermediate;
     const int64_t wide = model->heads * model->head_dim, narrow = model->kv_heads * model->head_dim;
     const int64_t pair = !l && model->pair_norms, inputs = pair ? 2 * hidden : hidden, stride = wide + 2 * narrow;
-    const int64_t first = own_first(team, nodes), last = own_last(team, nodes);
-    copy_taps(model, pass, l, first, last, team);
+    const int64_t first = share_begin(thread, nodes), last = share_end(thread, nodes);
+    copy_taps(model, pass, l, first, last, thread);
     if (pair)
-        norm_pairs(model, pass, first, last, team);
+        norm_pairs(model, pass, first, last, thread);
     else
-        norm_rows(pass, own->attention_norm, hidden, model->eps, first, last, team);
-    meet(team);
+        norm_rows(pass, own->attention_norm, hidden, model->eps, first, last, thread);
+    barrier(thread);
     float *keys = pass->qkv + wide, *values = keys + narrow;
-    matmul(pass->normed, nodes, inputs, own->q, own->q_bias, wide, pass->qkv, NULL, stride, 0, team);
-    matmul(pass->normed, nodes, inputs, own->k, own->k_bias, narrow, keys, NULL, stride, 0, team);
-    matmul(pass->normed, nodes, inputs, own->v, own->v_bias, narrow, values, NULL, stride, 0, team);
-    meet(team);
+    matmul(pass->normed, nodes, inputs, own->q, own->q_bias, wide, pass->qkv, NULL, stride, 0, thread);
+    matmul(pass->normed, nodes, inputs, own->k, own->k_bias, narrow, keys, NULL, stride, 0, thread);
+    matmul(pass->normed, nodes, inputs, own->v, own->v_bias, narrow, values, NULL, stride, 0, thread);
+    barrier(thread);
     for (int64_t m = first; m < last; m++) place_node(model, pass, l, m);
-    meet(team);
-    attention_layer(model, pass, l, team);
+    barrier(thread);
+    attention_layer(model, pass, l, thread);
     if (!own->parallel) {
         add_outputs(
-            model, pass, pass->attention, nodes, wide, own->o, own->o_bias, own->attention_post_norm, team
+            model, pass, pass->attention, nodes, wide, own->o, own->o_bias, own->attention_post_norm, thread
         );
-        meet(team);
+        barrier(thread);
     }
     if (!own->parallel || own->mlp_norm.weight) {
-        norm_rows(pass, own->mlp_norm, hidden, model->eps, first, last, team);
-        meet(team);
+        norm_rows(pass, own->mlp_norm, hidden, model->eps, first, last, thread);
+        barrier(thread);
     }
     if (own->experts) {
         EXPECT(!own->parallel && !own->mlp_post_norm.weight);
         for (int64_t m = 0; m < nodes; m += EXPERT_ROWS) {
             const int64_t count = nodes - m < EXPERT_ROWS ? nodes - m : EXPERT_ROWS;
-            experts_layer(model, pass, own->experts, m, count, team);
+            experts_layer(model, pass, own->experts, m, count, thread);
         }
         return;
     }
     const Inner products = {own->gate, own->up, own->gate_bias, own->up_bias, model->activation, 0, 0};
-    matmul_inner(pass->normed, nodes, hidden, &products, inner, pass->mlp, team);
-    meet(team);
+    matmul_inner(pass->normed, nodes, hidden, &products, inner, pass->mlp, thread);
+    barrier(thread);
     if (own->parallel) { /* both products add to the same columns of each thread */
         EXPECT(!own->attention_post_norm.weight && !own->mlp_post_norm.weight && !model->residual_scale);
-        matmul(pass->attention, nodes, wide, own->o, own->o_bias, hidden, pass->hidden_states, NULL, hidden, 1, team);
+        matmul(pass->attention, nodes, wide, own->o, own->o_bias, hidden, pass->hidden_states, NULL, hidden, 1, thread);
     }
-    add_outputs(model, pass, pass->mlp, nodes, inner, own->down, own->down_bias, own->mlp_post_norm, team);
-    meet(team);
+    add_outputs(model, pass, pass->mlp, nodes, inner, own->down, own->down_bias, own->mlp_post_norm, thread);
+    barrier(thread);
 }
 
-static void forward_task(const Team *team, const void *call) {
+static void forward_task(const Thread *thread, const void *call) {
     const Forward *of = call;
     const Model *model = of->model;
     const Pass *pass = of->pass;
-    const int64_t first = own_first(team, of->nodes), last = own_last(team, of->nodes);
+    const int64_t first = share_begin(thread, of->nodes), last = share_end(thread, of->nodes);
     for (int64_t m = first; m < last && pass->ancestors; m++) find_path(pass, m);
-    if (model->input_proj.data) project_inputs(model, pass, of->nodes, team);
-    for (int64_t l = 0; l < model->layers; l++) decoder_layer(model, pass, l, of->nodes, team);
-    copy_taps(model, pass, model->layers, first, last, team);
-    meet(team);
-    if (model->head.data) compute_logits(model, pass, of->logits, team);
-    meet(team);
+    if (model->input_proj.data) project_inputs(model, pass, of->nodes, thread);
+    for (int64_t l = 0; l < model->layers; l++) decoder_layer(model, pass, l, of->nodes, thread);
+    copy_taps(model, pass, model->layers, first, last, thread);
+    barrier(thread);
+    if (model->head.data) compute_logits(model, pass, of->logits, thread);
+    barrier(thread);
 }
 
 void forward(const Model *model, const Pass *pass) {
     const int64_t since = now(), nodes = pack_rows(model, pass), logits = model->head.data ? list_logit_nodes(pass) : 0;
     const Region region = run_pass(pass, forward_task, &(Forward){model, pass, nodes, logits});
     if (nodes <= CHUNK_ROWS) /* with many, uneven shares take longer than the spins */
-        judge(pass->threads, region.threads, now() - since, region.late);
+        adapt_threads(pass->threads, region.threads, now() - since, region.waited);
 }
 
 #endif

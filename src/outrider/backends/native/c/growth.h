@@ -170,12 +170,12 @@ typedef struct {
     int64_t above, wide, layer, first;
 } RankLayer;
 
-static void rank_layer_task(const Team *team, const void *call) {
+static void rank_layer_task(const Thread *thread, const void *call) {
     const RankLayer *of = call;
     const Pass *pass = of->pass;
     const Draft *draft = of->draft;
     const int64_t above = of->above, wide = of->wide, layer = of->layer, first = of->first, columns = of->head->vocab;
-    for (int64_t item; (item = take(team)) < pass->rows * wide;) {
+    for (int64_t item; (item = next_item(thread)) < pass->rows * wide;) {
         const int64_t r = item / wide, i = item % wide;
         const int64_t at = r * draft->max_candidates, to = at + first + i * draft->top_k;
         const int64_t up = layer ? draft->fed_candidate[r * (draft->depth - 1) * draft->width + above + i] : 0;
@@ -273,7 +273,7 @@ static void feed_layer(const Model *step, Pass *pass, Draft *draft, int64_t befo
         );
 }
 
-/* Draft for every row. `pass` is that of a step, with room for as many nodes as any has; `head`: the head alone. */
+/* Draft for every row. `pass`: that of the largest step; `head`: the head alone. */
 void draft_tree(const Model *step, const Model *head, Pass *pass, Draft *draft) {
     const int64_t rows = pass->rows;
     int64_t above = 0, wide = 1, before = 0, candidates = 1, *ends = draft->ends;

@@ -8,9 +8,9 @@
 
 /* The inputs of a node's head: the feature, and its path's embeddings. */
 static void path_inputs(
-    const Draft *draft, int64_t hidden, int64_t row, int64_t node, int64_t layer, act_t *to, const Team *team
+    const Draft *draft, int64_t hidden, int64_t row, int64_t node, int64_t layer, act_t *to, const Thread *thread
 ) {
-    float *embedding = row_scratch(team, hidden);
+    float *embedding = row_scratch(thread, hidden);
     const int64_t at = row * draft->max_candidates;
     for (int64_t k = 0; k < hidden; k += LANES) store_acts(to + k, load_kv(draft->features[row] + k));
     for (int64_t place = layer + 1; place; place--) {
@@ -30,7 +30,7 @@ typedef struct {
 } HydraLayer;
 
 /* Logits below the `wide` fed nodes from `above` on, of every row; of layer 0 below the roots. */
-static void hydra_logits(const Team *team, const void *call) {
+static void hydra_logits(const Thread *thread, const void *call) {
     const HydraLayer *of = call;
     const HydraHead *head = of->head;
     const Pass *pass = of->pass;
@@ -39,25 +39,25 @@ static void hydra_logits(const Team *team, const void *call) {
     const int64_t wide = of->wide, layer = of->layer, vocab = of->model->vocab,
                   fed_nodes = (draft->depth - 1) * draft->width;
     const int64_t hidden = of->model->hidden, inputs = (layer + 2) * hidden, count = pass->rows * wide;
-    const int64_t first = own_first(team, count), last = own_last(team, count);
+    const int64_t first = share_begin(thread, count), last = share_end(thread, count);
     for (int64_t i = first; i < last; i++) {
         const int64_t r = i / wide, fed = r * fed_nodes + of->above + i % wide;
         const int64_t node = layer && draft->fed_candidate[fed] >= 0 ? draft->fed_candidate[fed]
                                                                      : 0; /* a row may have fewer */
-        path_inputs(draft, hidden, r, node, layer, pass->normed + i * inputs, team);
+        path_inputs(draft, hidden, r, node, layer, pass->normed + i * inputs, thread);
     }
-    meet(team);
-    matmul(pass->normed, count, inputs, head->block, head->bias, 2 * hidden, residual, NULL, 2 * hidden, 0, team);
-    meet(team);
+    barrier(thread);
+    matmul(pass->normed, count, inputs, head->block, head->bias, 2 * hidden, residual, NULL, 2 * hidden, 0, thread);
+    barrier(thread);
     for (int64_t i = first; i < last; i++) {
         float *own = residual + i * 2 * hidden;
         for (int64_t k = 0; k < hidden; k += LANES)
             v_store(own + k, v_add(v_load(own + k), v_silu(v_load(own + hidden + k))));
         to_acts(own, hidden, pass->normed + i * hidden);
     }
-    meet(team);
-    matmul(pass->normed, count, hidden, head->head, head->head_bias, vocab, pass->logits, NULL, vocab, 0, team);
-    meet(team);
+    barrier(thread);
+    matmul(pass->normed, count, hidden, head->head, head->head_bias, vocab, pass->logits, NULL, vocab, 0, thread);
+    barrier(thread);
 }
 
 void step_hydra(

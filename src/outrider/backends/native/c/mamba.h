@@ -15,7 +15,7 @@ typedef struct {
     int64_t in_order; /* 1: the nodes of a row follow one another and update one state, on one thread */
 } MambaStep;
 
-static void mamba_layer(const MambaStep *of, int64_t l, const Team *team) {
+static void mamba_layer(const MambaStep *of, int64_t l, const Thread *thread) {
     const Mamba *mamba = of->mamba;
     const MambaStates *states = of->states;
     const Pass *pass = of->pass;
@@ -24,14 +24,14 @@ static void mamba_layer(const MambaStep *of, int64_t l, const Team *team) {
     const int64_t hidden = mamba->hidden, inner = mamba->intermediate, wide = mamba->in_proj_rows;
     const int64_t window = (inner + 2 * mamba->groups * mamba->state_size) * (mamba->conv_kernel - 1);
     const int64_t memory = inner * mamba->state_size, slots = pass->rows * states->slots;
-    const int64_t first = own_first(team, count), last = own_last(team, count);
-    norm_rows(pass, (Norm){own->norm, NULL, RMS_NORM}, hidden, mamba->eps, first, last, team);
-    meet(team);
-    matmul(pass->normed, count, hidden, own->in_proj, NULL, wide, pass->qkv, NULL, wide, 0, team);
-    meet(team);
-    float *y = row_scratch(team, inner);
+    const int64_t first = share_begin(thread, count), last = share_end(thread, count);
+    norm_rows(pass, (Norm){own->norm, NULL, RMS_NORM}, hidden, mamba->eps, first, last, thread);
+    barrier(thread);
+    matmul(pass->normed, count, hidden, own->in_proj, NULL, wide, pass->qkv, NULL, wide, 0, thread);
+    barrier(thread);
+    float *y = row_scratch(thread, inner);
     for (int64_t i = of->in_order ? 0 : first; i < (of->in_order ? count : last); i++) {
-        if (of->in_order && states->target[i] / states->slots % team->threads != team->thread) continue;
+        if (of->in_order && states->target[i] / states->slots % thread->count != thread->index) continue;
         const int64_t from = l * slots + states->source[i], to = l * slots + states->target[i];
         float *projected = pass->qkv + i * wide;
         convolve(mamba, own, states->conv + from * window, states->conv + to * window, projected + inner);
@@ -40,30 +40,30 @@ static void mamba_layer(const MambaStep *of, int64_t l, const Team *team) {
             pass->attention + i * inner
         );
     }
-    meet(team);
-    matmul(pass->attention, count, inner, own->out_proj, NULL, hidden, pass->hidden_states, NULL, hidden, 1, team);
-    meet(team);
+    barrier(thread);
+    matmul(pass->attention, count, inner, own->out_proj, NULL, hidden, pass->hidden_states, NULL, hidden, 1, thread);
+    barrier(thread);
 }
 
-static void mamba_step_task(const Team *team, const void *call) {
+static void mamba_step_task(const Thread *thread, const void *call) {
     const MambaStep *of = call;
     const Mamba *mamba = of->mamba;
     const MambaStates *states = of->states;
     const Pass *pass = of->pass;
     const int64_t hidden = mamba->hidden, vocab = mamba->vocab, count = of->count;
-    const int64_t first = own_first(team, count), last = own_last(team, count);
+    const int64_t first = share_begin(thread, count), last = share_end(thread, count);
     for (int64_t i = first; i < last; i++) {
         EXPECT(states->token[i] >= 0 && states->token[i] < mamba->embedding_rows);
         EXPECT(states->source[i] < pass->rows * states->slots && states->target[i] < pass->rows * states->slots);
         for (int64_t k = 0; k < hidden; k += LANES)
             v_store(pass->hidden_states + i * hidden + k, load_kv(mamba->embeddings + states->token[i] * hidden + k));
     }
-    for (int64_t l = 0; l < mamba->layers; l++) mamba_layer(of, l, team);
+    for (int64_t l = 0; l < mamba->layers; l++) mamba_layer(of, l, thread);
     if (!of->logits) return;
-    norm_rows(pass, (Norm){mamba->norm, NULL, RMS_NORM}, hidden, mamba->eps, first, last, team);
-    meet(team);
-    matmul(pass->normed, count, hidden, mamba->head, NULL, vocab, pass->logits, NULL, vocab, 0, team);
-    meet(team);
+    norm_rows(pass, (Norm){mamba->norm, NULL, RMS_NORM}, hidden, mamba->eps, first, last, thread);
+    barrier(thread);
+    matmul(pass->normed, count, hidden, mamba->head, NULL, vocab, pass->logits, NULL, vocab, 0, thread);
+    barrier(thread);
 }
 
 static void mamba_step(const Mamba *mamba, const MambaStates *states, Pass *pass, int64_t count, int64_t logits) {

@@ -15,7 +15,7 @@ typedef struct {
 } Medusa;
 
 /* The logits of all heads. */
-static void medusa_logits(const Team *team, const void *call) {
+static void medusa_logits(const Thread *thread, const void *call) {
     const Medusa *of = call;
     const Model *model = of->model;
     const MedusaHeads *heads = of->heads;
@@ -23,31 +23,31 @@ static void medusa_logits(const Team *team, const void *call) {
     const Draft *draft = of->draft;
     const int64_t rows = pass->rows, depth = draft->depth, hidden = model->hidden, wide = depth * hidden,
                   vocab = model->vocab;
-    gather_features(pass, draft->features, hidden, own_first(team, rows), own_last(team, rows));
-    meet(team);
-    matmul(pass->normed, rows, hidden, heads->blocks, heads->bias, wide, heads->output, NULL, wide, 0, team);
-    meet(team);
-    float *row = row_scratch(team, hidden);
-    for (int64_t i = own_first(team, rows * depth); i < own_last(team, rows * depth); i++) {
+    gather_features(pass, draft->features, hidden, share_begin(thread, rows), share_end(thread, rows));
+    barrier(thread);
+    matmul(pass->normed, rows, hidden, heads->blocks, heads->bias, wide, heads->output, NULL, wide, 0, thread);
+    barrier(thread);
+    float *row = row_scratch(thread, hidden);
+    for (int64_t i = share_begin(thread, rows * depth); i < share_end(thread, rows * depth); i++) {
         const float *own = heads->output + i * hidden;
         for (int64_t k = 0; k < hidden; k += LANES)
             v_store(row + k, v_add(load_kv(draft->features[i / depth] + k), v_silu(v_load(own + k))));
         const int64_t place = heads->lm_heads ? i % depth * rows + i / depth : i; /* the inputs of a head side by side */
         to_acts(row, hidden, pass->normed + place * hidden);
     }
-    meet(team);
+    barrier(thread);
     if (!heads->lm_heads)
-        matmul(pass->normed, rows * depth, hidden, model->head, NULL, vocab, pass->logits, NULL, vocab, 0, team);
+        matmul(pass->normed, rows * depth, hidden, model->head, NULL, vocab, pass->logits, NULL, vocab, 0, thread);
     else
         for (int64_t k = 0; k < depth; k++) {
             const float *bias = heads->lm_head_bias ? heads->lm_head_bias + k * vocab : NULL;
             const act_t *inputs = pass->normed + k * rows * hidden;
             matmul(
                 inputs, rows, hidden, heads->lm_heads[k], bias, vocab, pass->logits + k * vocab, NULL, depth * vocab, 0,
-                team
+                thread
             );
         }
-    meet(team);
+    barrier(thread);
 }
 
 void draft_medusa(const Model *model, const MedusaHeads *heads, const Lattice *lattice, Pass *pass, Draft *draft) {

@@ -21,18 +21,18 @@ static void embed_token(const Draft *draft, int64_t token, int64_t hidden, float
    each; `row_starts`: the first of each row. */
 static void write_pending_kv(
     const Model *model, const Pass *pass, int64_t layer, int64_t inputs, int64_t count, const int64_t *lengths,
-    const Team *team
+    const Thread *thread
 ) {
     const Layer *own = model->layer + layer;
     const int64_t narrow = model->kv_heads * model->head_dim;
-    matmul(pass->normed, count, inputs, own->k, own->k_bias, narrow, pass->qkv, NULL, 2 * narrow, 0, team);
-    matmul(pass->normed, count, inputs, own->v, own->v_bias, narrow, pass->qkv + narrow, NULL, 2 * narrow, 0, team);
-    meet(team);
-    for (int64_t m = own_first(team, count); m < own_last(team, count); m++) {
+    matmul(pass->normed, count, inputs, own->k, own->k_bias, narrow, pass->qkv, NULL, 2 * narrow, 0, thread);
+    matmul(pass->normed, count, inputs, own->v, own->v_bias, narrow, pass->qkv + narrow, NULL, 2 * narrow, 0, thread);
+    barrier(thread);
+    for (int64_t m = share_begin(thread, count); m < share_end(thread, count); m++) {
         const int64_t row = pass->real_nodes[m], position = lengths[row] + m - pass->row_starts[row];
         write_kv(model, pass, layer, position, row * pass->capacity + position, pass->qkv + m * 2 * narrow);
     }
-    meet(team);
+    barrier(thread);
 }
 
 /* Write down which row each pending entry is of. Returns how many entries there are. */
@@ -52,13 +52,13 @@ typedef struct {
     int64_t count; /* pending pairs */
 } Pending;
 
-static void make_pairs_task(const Team *team, const void *call) {
+static void make_pairs_task(const Thread *thread, const void *call) {
     const Pending *of = call;
     const Pass *pass = of->pass;
     const Draft *draft = of->draft;
     const int64_t hidden = of->step->hidden, taps = draft->taps, count = of->count, width = taps * draft->feature_dim;
     float *pairs = (float *)pass->inputs;
-    const int64_t first = own_first(team, count), last = own_last(team, count);
+    const int64_t first = share_begin(thread, count), last = share_end(thread, count);
     for (int64_t i = first; i < last; i++) {
         float *to = pairs + i * 2 * hidden;
         embed_token(draft, draft->next_tokens[i], hidden, to);
@@ -67,10 +67,10 @@ static void make_pairs_task(const Team *team, const void *call) {
     }
     if (draft->fuse.data) {
         gather_features(pass, draft->features, draft->feature_dim, first * taps, last * taps);
-        meet(team);
-        matmul(pass->normed, count, width, draft->fuse, NULL, hidden, pairs + hidden, NULL, 2 * hidden, 0, team);
+        barrier(thread);
+        matmul(pass->normed, count, width, draft->fuse, NULL, hidden, pairs + hidden, NULL, 2 * hidden, 0, thread);
     }
-    meet(team);
+    barrier(thread);
 }
 
 /* The pending pairs as the layer's inputs: the token's embedding, and beside it its feature, or for EAGLE-3 one vector
@@ -81,19 +81,19 @@ static int64_t make_pairs(const Model *step, const Pass *pass, const Draft *draf
     return count;
 }
 
-static void write_pairs_kv_task(const Team *team, const void *call) {
+static void write_pairs_kv_task(const Thread *thread, const void *call) {
     const Pending *of = call;
     const Model *step = of->step;
     const Pass *pass = of->pass;
     const int64_t hidden = step->hidden, count = of->count;
-    const int64_t first = own_first(team, count), last = own_last(team, count);
-    if (step->input_proj.data) project_inputs(step, pass, count, team);
+    const int64_t first = share_begin(thread, count), last = share_end(thread, count);
+    if (step->input_proj.data) project_inputs(step, pass, count, thread);
     if (step->pair_norms)
-        norm_pairs(step, pass, first, last, team);
+        norm_pairs(step, pass, first, last, thread);
     else
-        norm_rows(pass, step->layer->attention_norm, hidden, step->eps, first, last, team);
-    meet(team);
-    write_pending_kv(step, pass, 0, step->pair_norms ? 2 * hidden : hidden, count, of->draft->lengths, team);
+        norm_rows(pass, step->layer->attention_norm, hidden, step->eps, first, last, thread);
+    barrier(thread);
+    write_pending_kv(step, pass, 0, step->pair_norms ? 2 * hidden : hidden, count, of->draft->lengths, thread);
 }
 
 /* Feed the pending pairs to the layer, behind each row's text. */

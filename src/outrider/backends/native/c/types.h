@@ -42,8 +42,8 @@ typedef uint16_t act_t;
 typedef float act_t;
 #endif
 
-#if !defined(BF16_ACTS) || !(defined(__AMX_BF16__) || defined(EMULATED_AMX))
-#undef AMX /* tiles multiply bfloat16 */
+#if !defined(BF16_ACTS) || !(defined(__AMX_BF16__) && defined(__AMX_INT8__) || defined(EMULATED_AMX))
+#undef AMX /* tiles multiply bfloat16 and int8 */
 #endif
 
 #include "abi.h"

@@ -214,10 +214,10 @@ static void extend_path(const Walk *walk, int64_t row, int64_t token, Changes *c
     changes->factors[at] = walk->repetition[row];
 }
 
-static void walk_task(const Team *team, const void *call) {
+static void walk_task(const Thread *thread, const void *call) {
     const Walk *walk = call;
     const int64_t n = walk->nodes;
-    for (int64_t row; (row = take(team)) < walk->rows;) {
+    for (int64_t row; (row = next_item(thread)) < walk->rows;) {
         const int64_t *tokens = walk->tokens + row * n, *parents = walk->parents + row * n;
         int64_t *result = walk->result + row * (walk->depth + 4), at = 0, count = 1;
         const int64_t unfiltered = !walk->top_k[row] && walk->top_p[row] >= 1 && walk->min_p[row] <= 0;
@@ -250,7 +250,7 @@ static void walk_task(const Team *team, const void *call) {
 }
 
 void walk_trees(const Walk *walk) {
-    run(hands(walk->threads), NULL, 0, walk_task, walk);
+    run(usable_threads(walk->threads), NULL, 0, walk_task, walk);
 }
 
 #endif

@@ -153,12 +153,12 @@ typedef struct {
     int64_t capacity, *used, *done;
 } PackBf12;
 
-static void pack_bf12_task(const Team *team, const void *call) {
+static void pack_bf12_task(const Thread *thread, const void *call) {
     const PackBf12 *of = call;
     const int64_t width = of->width, fours = of->outputs / 4;
     BlockTable *own = malloc((width / BLOCK_WEIGHTS + 1) * sizeof *own);
     int done = own != NULL;
-    for (int64_t i = 4 * own_first(team, fours); done && i < 4 * own_last(team, fours); i += 4)
+    for (int64_t i = 4 * share_begin(thread, fours); done && i < 4 * share_end(thread, fours); i += 4)
         done = pack_four(
             of->from + i * width, width, of->to + i * row_bytes(BF12, width), own, of->others, of->capacity, of->used
         );

@@ -221,7 +221,7 @@ static const Format formats[] = {
     {GGUF_Q6_K, 256, 210, 32, NULL, decode_q6_k, Q6K},
     {GGUF_IQ4_NL, 32, 18, 0, iq4_values, decode_iq4_nl, IQ4},
     {GGUF_IQ4_XS, 256, 136, 0, iq4_values, decode_iq4_xs, IQ4K},
-    {GGUF_MXFP4, 32, 17, 0, mxfp4_values, decode_mxfp4, PLAIN},
+    {GGUF_MXFP4, 32, 17, 0, mxfp4_values, decode_mxfp4, MXFP4},
 };
 
 static const Format *format_of(int64_t kind) {
@@ -275,11 +275,11 @@ dequantise_row(const Format *format, const uint8_t *from, int64_t row, int64_t w
     for (int64_t i = 0; i < width && bf16 && format->kind != GGUF_BF16; i++) to[i] = from_bf16(to_bf16(to[i]));
 }
 
-static void dequantise_task(const Team *team, const void *call) {
+static void dequantise_task(const Thread *thread, const void *call) {
     const Dequantise *of = call;
     const Format *format = of->format;
     const int64_t width = of->width, blocks = width / format->weights;
-    for (int64_t r = own_first(team, of->rows); r < own_last(team, of->rows); r++) {
+    for (int64_t r = share_begin(thread, of->rows); r < share_end(thread, of->rows); r++) {
         const uint8_t *block = of->from + (of->order ? of->order[r] : r) * blocks * format->bytes;
         float block_weights[256];
         for (int64_t b = 0; b < blocks; b++, block += format->bytes) {

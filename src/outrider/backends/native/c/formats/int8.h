@@ -9,7 +9,7 @@
 
    Then come the scales, in the same order of blocks, each for all sixteen rows: float16 `d` and, where the kind has
    minima, float16 -dmin, of a block or, with superblocks, of 256 weights; with superblocks behind these for each block
-   int8 scales, one or two (of sixteen weights each), and as many minima. A panel is padded to a multiple of 64 bytes. */
+   int8 scales, one or two (of sixteen weights each), and as many minima. A panel is padded to 64 bytes. */
 
 #ifndef OUTRIDER_FORMATS_INT8_H
 #define OUTRIDER_FORMATS_INT8_H
@@ -171,15 +171,15 @@ typedef struct {
     int64_t *fits;
 } PackInt8;
 
-static void pack_int8_task(const Team *team, const void *call) {
+static void pack_int8_task(const Thread *thread, const void *call) {
     const PackInt8 *of = call;
     const Format *format = of->rounded ? format_of(GGUF_Q8_0) : of->format;
     const int64_t size = of->width / of->format->weights * of->format->bytes, width = of->width;
     const int64_t panel = panel_bytes(INTEGER + format->kind, width), panels = (of->rows + 15) / 16;
     const int64_t q8_bytes = width / BLOCK_WEIGHTS * 34;
-    float *row = (float *)team->scratch;
+    float *row = (float *)thread->scratch;
     uint8_t *q8 = (uint8_t *)(row + width);
-    for (int64_t t = own_first(team, panels); t < own_last(team, panels); t++) {
+    for (int64_t t = share_begin(thread, panels); t < share_end(thread, panels); t++) {
         const uint8_t *from[PANEL_ROWS];
         for (int64_t j = 0; j < PANEL_ROWS; j++) {
             const int64_t r = 16 * t + j;
@@ -206,15 +206,15 @@ int64_t pack_int8(
 ) {
     const int64_t scratch = rounded ? width * (int64_t)sizeof(float) + 16 * (width / BLOCK_WEIGHTS) * 34 : 0;
     int64_t fits = 1;
-    char *room = malloc(threads * scratch + 1);
-    if (!room) abort();
-    run(threads, room, scratch, pack_int8_task,
+    char *buffer = malloc(threads * scratch + 1);
+    if (!buffer) abort();
+    run(threads, buffer, scratch, pack_int8_task,
         &(PackInt8){format_of(kind), from, order, rows, width, rounded, to, &fits});
-    free(room);
+    free(buffer);
     return fits ? INTEGER + (rounded ? (int64_t)GGUF_Q8_0 : kind) : PLAIN;
 }
 
-/* -- reading: the weights of a panel, by its layout alone -------------------------------------------------------------- */
+/* -- reading: the weights of a panel, by its layout alone ---------------------------------------------------------- */
 
 INLINE int quant_at(const IntegerFormat f, const uint8_t *block, int row, int i) {
     const int s = i / 4, k = 4 * row + i % 4, apart = f.low == 4 ? 4 : 2;

@@ -22,7 +22,8 @@
    The other kinds of .gguf files, sixteen lanes. Q5: quants as Q4's, and then 32 bits for each row, the fifth ones.
    Q6K: as Q4's, and then 32 bytes, byte i with the upper two bits of quant i of each row, the first row's in the
    lowest ones; 32 is taken off each quant, and there is no minimum, but a scale for each sixteen. Q3K: as Q4, with
-   scale and minimum for each sixteen. IQ4: quants stand for the values of a table. Kinds with K have superblocks:
+   scale and minimum for each sixteen. IQ4: quants stand for the values of a table. MXFP4: the same, with a byte for
+   each row in place of the scales, the exponent as a .gguf file has it. Kinds with K have superblocks:
    their scales and minima are signed bytes, in the order of `load_scales`; before those of 256 weights stand eight
    float16, by which those of each row are multiplied. Kinds for integer products: `int8.h`. */
 
@@ -41,7 +42,7 @@
 
 /* Bytes of a block of four rows, without their scales. */
 #define QUANT_BYTES(shape)                                                                                             \
-    ((shape) == Q4 || (shape) == Q3K || (shape) == IQ4 ? 64                                                            \
+    ((shape) == Q4 || (shape) == Q3K || (shape) == IQ4 || (shape) == MXFP4 ? 64                                        \
      : (shape) == Q5                                   ? 80                                                            \
      : (shape) == Q6K                                  ? 96                                                            \
      : (shape) == Q8                                   ? 128                                                           \
@@ -63,6 +64,7 @@ INLINE int64_t row_bytes(int64_t kind, int64_t width) {
     if (kind == BF12) return width / BLOCK_WEIGHTS * 48 + 16;
     const int64_t shape = SHAPE(kind), quants = width / BLOCK_WEIGHTS * QUANT_BYTES(shape);
     const int64_t scales = HAS_SUPERBLOCKS(kind) ? width / SUPERBLOCK * (16 + 8 * SCALE_COUNT(shape))
+                           : kind == MXFP4       ? width / BLOCK_WEIGHTS * 4
                                                  : width / BLOCK_WEIGHTS * 2 * SCALE_COUNT(shape);
     return (quants + scales) / 4;
 }

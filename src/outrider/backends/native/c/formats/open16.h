@@ -7,11 +7,18 @@
 #include "layout.h"
 
 /* The scales of four rows of `width` weights, as float32: for each block and row scale and minimum; Q8: the scale;
-   Q6K: the scales of its halves; Q3K: scale and minimum of each half. `ahead`: distance in bytes of what is
-   prefetched. */
+   Q6K: the scales of its halves; Q3K: scale and minimum of each half; MXFP4: the scale, and 0. `ahead`: distance
+   in bytes of what is prefetched. */
 INLINE void load_scales(const char *four, int64_t kind, int64_t width, int64_t ahead, float *scales) {
     const int64_t shape = SHAPE(kind), count = width / BLOCK_WEIGHTS * SCALE_COUNT(shape);
     const char *from = four + width / BLOCK_WEIGHTS * QUANT_BYTES(shape);
+    if (kind == MXFP4) {
+        for (int64_t i = 0; i < count; i += 16) { /* two blocks, or one */
+            prefetch(from + i / 2 + ahead);
+            v_store(scales + i, v_load_e8m0(from + i / 2, count - i < 16 ? 4 : 8));
+        }
+        return;
+    }
     if (!HAS_SUPERBLOCKS(kind)) {
         for (int64_t i = 0; i < count; i += 16) {
             prefetch(from + 2 * i + ahead);
@@ -33,7 +40,8 @@ INLINE void load_scales(const char *four, int64_t kind, int64_t width, int64_t a
 INLINE vec_t weight_table(const int shape, float from, const float *scale) {
     static const float counting[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     static const float iq4[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
-    const vec_t quants = v_load(shape == IQ4 ? iq4 : counting);
+    static const float mxfp4[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+    const vec_t quants = v_load(shape == IQ4 ? iq4 : shape == MXFP4 ? mxfp4 : counting);
     return v_fma(v_add(quants, v_set1(from)), v_set1(scale[0]), v_set1(scale[1])); /* the product is exact */
 }
 
@@ -66,7 +74,7 @@ INLINE void open_block(const char *four, const int shape, const float *scales, i
         }
         return;
     }
-    if (shape == Q4 || shape == IQ4) {
+    if (shape == Q4 || shape == IQ4 || shape == MXFP4) {
 #pragma GCC unroll 2
         for (int r = 0; r < 4; r += 2) { /* two rows share a table of 32: the fifth bit says whose */
             const vec_t one = weight_table(shape, 0, scales + 2 * r), two = weight_table(shape, 0, scales + 2 * r + 2);
@@ -98,6 +106,7 @@ INLINE void open_block(const char *four, const int shape, const float *scales, i
     case Q6K: DO(Q6K) break;                                                                                           \
     case Q3K: DO(Q3K) break;                                                                                           \
     case IQ4: DO(IQ4) break;                                                                                           \
+    case MXFP4: DO(MXFP4) break;                                                                                       \
     default: DO(Q8)                                                                                                    \
     }
 

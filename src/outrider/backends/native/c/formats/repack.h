@@ -57,6 +57,13 @@ INLINE int write_f16(float value, uint8_t *to) {
     return (float)half == value;
 }
 
+/* The e of 2^(e - 128); 0 for a row of zeros. */
+INLINE uint8_t exponent_of(float power) {
+    uint32_t bits;
+    memcpy(&bits, &power, sizeof bits);
+    return bits >> 23 ? (uint8_t)((bits >> 23) + 1) : bits >> 22;
+}
+
 /* Write the scales of one block of four rows, and what is added to products with them. Returns their end; `fits`
    becomes 0 where float16 does not hold one. */
 static uint8_t *write_scales(const int64_t kind, const Block *rows, int at, int lowest, uint8_t *to, int *fits) {
@@ -64,6 +71,10 @@ static uint8_t *write_scales(const int64_t kind, const Block *rows, int at, int 
     const int g = at / 16;
     for (int r = 0; r < 4; r++) {
         const Block *own = rows + r;
+        if (kind == MXFP4) {
+            *to++ = exponent_of(own->d);
+            continue;
+        }
         if (!HAS_SUPERBLOCKS(kind)) {
             *fits &= write_f16(own->d, to);
             if (shape != Q8) *fits &= write_f16(-own->dmin - (float)lowest * own->d, to + 2);
@@ -124,12 +135,12 @@ typedef struct {
     int64_t *fits;
 } Repack;
 
-static void repack_task(const Team *team, const void *call) {
+static void repack_task(const Thread *thread, const void *call) {
     const Repack *of = call;
     const Format *format = of->format;
     const int64_t size = of->width / format->weights * format->bytes, own = row_bytes(repacked_kind(format), of->width);
     const int64_t fours = (of->rows + 3) / 4;
-    for (int64_t i = 4 * own_first(team, fours); i < 4 * own_last(team, fours); i += 4) {
+    for (int64_t i = 4 * share_begin(thread, fours); i < 4 * share_end(thread, fours); i += 4) {
         const uint8_t *four[4];
         for (int64_t r = 0; r < 4; r++)
             four[r] = i + r < of->rows ? of->from + (of->order ? of->order[i + r] : i + r) * size : NULL;
@@ -152,11 +163,11 @@ typedef struct {
     weight_t *to;
 } Unpack;
 
-static void unpack_task(const Team *team, const void *call) {
+static void unpack_task(const Thread *thread, const void *call) {
     const Unpack *of = call;
     const int64_t kind = of->matrix->kind, width = of->width, fours = of->outputs / 4;
-    float *scales = (float *)team->scratch;
-    for (int64_t i = 4 * own_first(team, fours); i < 4 * own_last(team, fours); i += 4)
+    float *scales = (float *)thread->scratch;
+    for (int64_t i = 4 * share_begin(thread, fours); i < 4 * share_end(thread, fours); i += 4)
         unpack_four(
             (const char *)of->matrix->data + i * row_bytes(kind, width), kind, width, scales, of->to + i * width
         );

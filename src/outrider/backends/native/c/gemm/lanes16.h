@@ -122,7 +122,7 @@ static void multiply_column(
 #ifdef OPENS_BLOCKS
     const int64_t shape = SHAPE(w.kind), apart = width / BLOCK_WEIGHTS * SCALE_FLOATS(shape);
     float *scales = scratch.scales;
-    weight_t *room = scratch.weights;
+    weight_t *buffer = scratch.weights;
     if (w.kind != PLAIN) {
         prefetched.to = next; /* blocks are prefetched one by one */
         for (int64_t j = 0; j < LANES / 4; j++) {
@@ -144,11 +144,11 @@ static void multiply_column(
 #ifdef OPENS_BLOCKS
         const char *opened[4];
         if (w.kind != PLAIN) {
-            for (int64_t r = 0; r < 4; r++) opened[r] = (const char *)(room + r * width);
+            for (int64_t r = 0; r < 4; r++) opened[r] = (const char *)(buffer + r * width);
             from = opened;
             i = 4;
 #define FIRST_FOUR(shape)                                                                                              \
-    multiply_tile(4, 4, shape, x, width, rows + j / 4, scales + j / 4 * apart, room, &prefetched, to);
+    multiply_tile(4, 4, shape, x, width, rows + j / 4, scales + j / 4 * apart, buffer, &prefetched, to);
             EACH_SHAPE(shape, FIRST_FOUR)
 #undef FIRST_FOUR
         }

@@ -1,7 +1,7 @@
 /* Product kernels for eight lanes. A result is summed in lanes along its row, step by step, and then over the lanes;
-   so it depends on its row of x and its row of W alone. A few rows of x meet the weights where they lie. For more, the
-   weights of four outputs are opened to float32 once, and multiplied by three rows of x at a time: twelve sums, three
-   vectors of x and one of weights are what sixteen registers hold. */
+   so it depends on its row of x and its row of W alone. A few rows of x are multiplied by the weights in place. For
+   more, the weights of four outputs are dequantised to float32 once, and multiplied by three rows of x at a time: twelve
+   sums, three vectors of x and one of weights are what sixteen registers hold. */
 
 #ifndef OUTRIDER_LANES8_H
 #define OUTRIDER_LANES8_H
@@ -72,7 +72,7 @@ INLINE void write_sums(const int n, const vec_t *sum, float *y) {
     for (int i = 0; i < n; i++) memcpy(y + i * LANES, totals + 4 * i, 4 * sizeof(float));
 }
 
-/* One to four rows of x with four outputs; four rows meet two outputs at a time, for want of registers. */
+/* One to four rows of x with four outputs; four rows with two outputs at a time, for registers. */
 INLINE void multiply_rows(
     const int n, const int kind, const act_t *x, int64_t width, const char *const *rows, const float *scales,
     int64_t ahead, float *y
@@ -133,7 +133,7 @@ INLINE void widen_four(const char *const *rows, int64_t width, int64_t ahead, fl
 }
 #endif
 
-/* Rows of x that meet the weights where they lie: more where weights take little work to open. */
+/* Rows of x that are multiplied by the weights in place: more where weights are cheap to dequantise. */
 #define ROWS_IN_PLACE(kind) ((kind) == Q4 ? 2 : 4)
 
 /* The results of `n` rows of x for four outputs, as rows of LANES numbers. */
@@ -152,12 +152,12 @@ INLINE void multiply_four(
     if (n == 4 && ROWS_IN_PLACE(kind) > 3) return multiply_rows(4, kind, x, width, rows, scales, ahead, y);
     const float *opened[4]; /* a few outputs stay in the first-level cache while rows pass by */
 #ifdef BF16_WEIGHTS
-    float *room = scratch.weights;
-    for (int64_t r = 0; r < 4; r++) opened[r] = room + r * width;
+    float *buffer = scratch.weights;
+    for (int64_t r = 0; r < 4; r++) opened[r] = buffer + r * width;
     if (kind != PLAIN)
-        open_four(rows[0], kind, width, scales, ahead, room);
+        open_four(rows[0], kind, width, scales, ahead, buffer);
     else
-        widen_four(rows, width, ahead, room);
+        widen_four(rows, width, ahead, buffer);
 #else
     for (int64_t r = 0; r < 4; r++) opened[r] = (const float *)rows[r];
 #endif

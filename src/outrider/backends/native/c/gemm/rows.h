@@ -20,8 +20,8 @@ typedef struct {
 #define SCALES_BYTES(width) ALIGNED(((width) / BLOCK_WEIGHTS * MOST_SCALE_FLOATS + 16) * (int64_t)sizeof(float))
 #define WEIGHTS_BYTES(width) ALIGNED(4 * (width) * (int64_t)sizeof(float))
 
-/* The inner layer of an MLP: activation(x G^T + bias) * (x U^T + bias), or activation(x U^T + bias) where `gate.data` is
-   NULL. Biases may be NULL. Both matrices quantise x, or neither does. Where `limit` is not 0, what `Experts` says. */
+/* The inner layer of an MLP: activation(x G^T + bias) * (x U^T + bias), or activation(x U^T + bias) where `gate.data`
+   is NULL. Biases may be NULL. Both matrices quantise x, or neither does. `limit`: as in `Experts`. */
 typedef struct {
     Matrix gate, up;
     const float *gate_bias, *up_bias;
@@ -43,8 +43,8 @@ static void finish_inner(
 #define FINISH(activation)                                                                                             \
     for (int64_t i = 0; i < rows; i++) {                                                                               \
         act_t part[LANES], *own = y + i * outputs + j;                                                                 \
-        const vec_t given = v_load(first + i * apart);                                                                 \
-        vec_t value = activation(bias ? v_add(given, v_load(biases[0])) : given);                                      \
+        const vec_t product = v_load(first + i * apart);                                                               \
+        vec_t value = activation(bias ? v_add(product, v_load(biases[0])) : product);                                  \
         if (gated && inner->up_bias)                                                                                   \
             value = v_mul(value, v_add(v_load(ups + i * apart), v_load(biases[1])));                                   \
         else if (gated)                                                                                                \
@@ -76,12 +76,12 @@ static void finish_inner(
 }
 
 /* The thread's scratch, from a multiple of 64 bytes on. */
-INLINE char *thread_scratch(const Team *team) {
-    return (char *)(((uintptr_t)team->scratch + 63) / 64 * 64);
+INLINE char *thread_scratch(const Thread *thread) {
+    return (char *)(((uintptr_t)thread->scratch + 63) / 64 * 64);
 }
 
-INLINE Scratch scratch_of(const Team *team, int64_t width) {
-    char *scratch = thread_scratch(team);
+INLINE Scratch scratch_of(const Thread *thread, int64_t width) {
+    char *scratch = thread_scratch(thread);
     return (Scratch){
         (float *)scratch, scratch + SCALES_BYTES(width), (act_t *)(scratch + SCALES_BYTES(width) + WEIGHTS_BYTES(width))
     };

@@ -16,7 +16,7 @@
 
 /* Rows of x as tiles read them: for each sixteen rows and each step, sixteen pairs of all rows. One row stays as it
    is. */
-static const act_t *pack_acts(const act_t *x, int64_t n, int64_t width, act_t *room) {
+static const act_t *pack_acts(const act_t *x, int64_t n, int64_t width, act_t *buffer) {
     if (n == 1) return x;
     for (int64_t m = 0; m < n; m += LANES)
         for (int64_t k = 0; k < width; k += MAC_WIDTH) {
@@ -26,9 +26,10 @@ static const act_t *pack_acts(const act_t *x, int64_t n, int64_t width, act_t *r
             for (int64_t i = 0; i < LANES; i++) pairs[i] = m + i < n ? v_load_packed(from + i * width) : v_zero();
             v_transpose(pairs);
 #pragma GCC unroll 16
-            for (int64_t i = 0; i < LANES; i++) v_store((float *)(room + (m * width + (k + 2 * i) * LANES)), pairs[i]);
+            for (int64_t i = 0; i < LANES; i++)
+                v_store((float *)(buffer + (m * width + (k + 2 * i) * LANES)), pairs[i]);
         }
-    return room;
+    return buffer;
 }
 
 /* Shape this thread's tiles for so many rows of x: 0 to 3 are sums; 4 and 5 weights or x; 6 and 7 have only `few`

@@ -62,39 +62,39 @@ static void multiply_pair(
     tile_store(3, y + LANES * PAIR + LANES, PAIR * sizeof(float));
 }
 
-/* The same for `n` of them: rows behind the last one are zeros. `room`: workspace of LANES rows. */
+/* The same for `n` of them: rows behind the last one are zeros. `buffer`: workspace of LANES rows. */
 static void multiply_up_to_pair(
-    const act_t *x, int64_t n, int64_t width, const weight_t *left, const weight_t *right, act_t *room, float *y
+    const act_t *x, int64_t n, int64_t width, const weight_t *left, const weight_t *right, act_t *buffer, float *y
 ) {
     const int64_t full = n / LANES * LANES;
     if (n < PAIR) {
-        memset(room, 0, LANES * width * sizeof(act_t));
-        memcpy(room, x + full * width, (n - full) * width * sizeof(act_t));
+        memset(buffer, 0, LANES * width * sizeof(act_t));
+        memcpy(buffer, x + full * width, (n - full) * width * sizeof(act_t));
     }
-    multiply_pair(full ? x : room, full == PAIR ? x + LANES * width : room, width, left, right, y);
+    multiply_pair(full ? x : buffer, full == PAIR ? x + LANES * width : buffer, width, left, right, y);
 }
 
 /* Workspace of these products, behind the scales: two columns of transposed weights, and LANES rows. */
 typedef struct {
     float *scales;
     weight_t *columns[2];
-    act_t *room;
+    act_t *buffer;
 } ManyScratch;
 
-INLINE ManyScratch many_scratch(const Team *team, int64_t width) {
-    const Scratch scratch = scratch_of(team, width);
+INLINE ManyScratch many_scratch(const Thread *thread, int64_t width) {
+    const Scratch scratch = scratch_of(thread, width);
     weight_t *columns = (weight_t *)scratch.acts;
-    act_t *room = (act_t *)(columns + 2 * LANES * width);
-    EXPECT((char *)(room + LANES * width) <= team->scratch + team->region->bytes);
-    return (ManyScratch){scratch.scales, {columns, columns + LANES * width}, room};
+    act_t *buffer = (act_t *)(columns + 2 * LANES * width);
+    EXPECT((char *)(buffer + LANES * width) <= thread->scratch + thread->region->bytes);
+    return (ManyScratch){scratch.scales, {columns, columns + LANES * width}, buffer};
 }
 
 /* y[:, first .. last - 1] of `matmul`. */
 static void matmul_many(
     const act_t *x, int64_t n, int64_t width, Matrix w, const float *bias, int64_t outputs, int64_t first, int64_t last,
-    float *y, const int64_t *to, int64_t stride, int add, const Team *team
+    float *y, const int64_t *to, int64_t stride, int add, const Thread *thread
 ) {
-    const ManyScratch scratch = many_scratch(team, width);
+    const ManyScratch scratch = many_scratch(thread, width);
     float results[PAIR * PAIR] __attribute__((aligned(64)));
     begin_product(2);
     for (int64_t m = 0; m < n; m += CACHED_ROWS)
@@ -106,7 +106,7 @@ static void matmul_many(
                 const int64_t rows = end - b < PAIR ? end - b : PAIR;
                 /* where there is one column alone it stands for both, and the second results are discarded */
                 multiply_up_to_pair(
-                    x + b * width, rows, width, scratch.columns[0], scratch.columns[count > LANES], scratch.room,
+                    x + b * width, rows, width, scratch.columns[0], scratch.columns[count > LANES], scratch.buffer,
                     results
                 );
                 for (int64_t i = 0; i < rows; i++) {
@@ -128,10 +128,10 @@ static void matmul_many(
 
 /* y[:, first .. last - 1] of `matmul_inner`. */
 static void matmul_inner_many(
-    const act_t *x, int64_t n, int64_t width, const Inner *inner, int64_t outputs, int64_t first, int64_t last, act_t *y,
-    const Team *team
+    const act_t *x, int64_t n, int64_t width, const Inner *inner, int64_t outputs, int64_t first, int64_t last,
+    act_t *y, const Thread *thread
 ) {
-    const ManyScratch scratch = many_scratch(team, width);
+    const ManyScratch scratch = many_scratch(thread, width);
     float results[PAIR * PAIR] __attribute__((aligned(64)));
     begin_product(2);
     for (int64_t m = 0; m < n; m += CACHED_ROWS)
@@ -143,7 +143,7 @@ static void matmul_inner_many(
             for (int64_t b = m; b < end; b += PAIR) {
                 const int64_t rows = end - b < PAIR ? end - b : PAIR;
                 multiply_up_to_pair(
-                    x + b * width, rows, width, scratch.columns[0], scratch.columns[gated], scratch.room, results
+                    x + b * width, rows, width, scratch.columns[0], scratch.columns[gated], scratch.buffer, results
                 );
                 finish_inner(inner, results + LANES, results, PAIR, rows, j, count, y + b * outputs, outputs);
             }

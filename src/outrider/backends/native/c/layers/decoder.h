@@ -82,21 +82,21 @@ static void place_node(const Model *model, const Pass *pass, int64_t layer, int6
 }
 
 /* Attention of all nodes. Threads take items in any order: some nodes of a row, in some heads that share a key head. */
-static void attention_layer(const Model *model, const Pass *pass, int64_t layer, const Team *team) {
+static void attention_layer(const Model *model, const Pass *pass, int64_t layer, const Thread *thread) {
     const int64_t width = model->head_dim, groups = model->kv_heads, group = model->heads / groups;
     int64_t heads = group < QUERIES ? group : QUERIES;
-    if (pass->rows * groups * pass->nodes < team->threads) heads = 1; /* or threads would have nothing to do */
+    if (pass->rows * groups * pass->nodes < thread->count) heads = 1; /* or threads would have nothing to do */
     const int64_t cuts = (group + heads - 1) / heads, fit = QUERIES / heads, least = (pass->nodes + fit - 1) / fit;
     const int64_t items = pass->rows * groups * cuts * least; /* few that threads do not share evenly are split */
-    const int64_t uneven = items % team->threads && items < 4 * team->threads &&
-                           4 * least * team->threads <= pass->nodes;
-    const int64_t parts = uneven ? least * team->threads : least;
+    const int64_t uneven = items % thread->count && items < 4 * thread->count &&
+                           4 * least * thread->count <= pass->nodes;
+    const int64_t parts = uneven ? least * thread->count : least;
     const int64_t together = parts ? (pass->nodes + parts - 1) / parts : 1, stride = slot_width(model, pass);
-    AttentionWork *work = (AttentionWork *)thread_scratch(team);
+    AttentionWork *work = (AttentionWork *)thread_scratch(thread);
     const Layer *own = model->layer + layer;
     const Scoring scoring = {model->attention_scale, model->score_cap, own->window, own->sinks};
     begin_product_few(2, heads < LANES ? heads : LANES);
-    for (int64_t item; (item = take(team)) < pass->rows * groups * cuts * parts;) {
+    for (int64_t item; (item = next_item(thread)) < pass->rows * groups * cuts * parts;) {
         const int64_t part = item % parts, cut = item / parts % cuts, g = item / parts / cuts % groups;
         const int64_t row = item / parts / cuts / groups, first = part * together;
         const int64_t nodes = pass->row_starts[row + 1] - pass->row_starts[row];
@@ -114,7 +114,7 @@ static void attention_layer(const Model *model, const Pass *pass, int64_t layer,
         );
     }
     end_product();
-    meet(team);
+    barrier(thread);
 }
 
 #endif

@@ -43,20 +43,20 @@ static void route(const Model *model, const Experts *own, const ExpertWork *work
 /* Slots of the choices of all rows; the inputs of the rows `first` .. `last` - 1 are copied to theirs. */
 static void assign_slots(
     const Model *model, const ExpertWork *work, const act_t *rows, int64_t n, int64_t first, int64_t last,
-    const Team *team
+    const Thread *thread
 ) {
     const int64_t count = model->experts, top_k = model->top_k, hidden = model->hidden;
-    int64_t *next = (int64_t *)thread_scratch(team), begin = 0; /* each thread counts for itself */
-    EXPECT(64 + count * (int64_t)sizeof *next <= team->region->bytes);
+    int64_t *next = (int64_t *)thread_scratch(thread), begin = 0; /* each thread counts for itself */
+    EXPECT(64 + count * (int64_t)sizeof *next <= thread->region->bytes);
     memset(next, 0, count * sizeof *next);
     for (int64_t i = 0; i < n * top_k; i++) next[work->chosen[i]]++;
     for (int64_t e = 0; e < count; e++) {
         const int64_t end = begin + next[e];
-        if (!team->thread) work->starts[e] = begin;
+        if (!thread->index) work->starts[e] = begin;
         next[e] = begin;
         begin = end;
     }
-    if (!team->thread) work->starts[count] = begin;
+    if (!thread->index) work->starts[count] = begin;
     for (int64_t i = 0; i < last * top_k; i++) {
         const int64_t slot = next[work->chosen[i]]++;
         if (i < first * top_k) continue;
@@ -86,7 +86,7 @@ add_experts(const Model *model, const ExpertWork *work, float *states, int64_t n
 
 /* The outputs of all experts for their slots, and of the shared one for all rows. */
 static void multiply_experts(
-    const Model *model, const Experts *own, const ExpertWork *work, const act_t *rows, int64_t n, const Team *team
+    const Model *model, const Experts *own, const ExpertWork *work, const act_t *rows, int64_t n, const Thread *thread
 ) {
     const int64_t count = model->experts, hidden = model->hidden, inner = model->expert_intermediate;
     const int64_t shared = model->shared_intermediate, slots = n * model->top_k;
@@ -98,48 +98,48 @@ static void multiply_experts(
         };
         if (own_rows)
             matmul_inner(
-                work->inputs + first * hidden, own_rows, hidden, &products, inner, work->inner + first * inner, team
+                work->inputs + first * hidden, own_rows, hidden, &products, inner, work->inner + first * inner, thread
             );
     }
     const Inner products = {own->shared_gate, own->shared_up, NULL, NULL, model->activation, 0, 0};
-    if (shared) matmul_inner(rows, n, hidden, &products, shared, work->inner + slots * inner, team);
-    meet(team);
+    if (shared) matmul_inner(rows, n, hidden, &products, shared, work->inner + slots * inner, thread);
+    barrier(thread);
     for (int64_t e = 0; e < count; e++) {
         const int64_t first = work->starts[e], own_rows = work->starts[e + 1] - first;
         if (own_rows)
             matmul(
                 work->inner + first * inner, own_rows, inner, own->down[e],
                 own->down_bias ? own->down_bias + e * hidden : NULL, hidden, work->outputs + first * hidden, NULL,
-                hidden, 0, team
+                hidden, 0, thread
             );
     }
     if (shared)
         matmul(
             work->inner + slots * inner, n, shared, own->shared_down, NULL, hidden, work->outputs + slots * hidden,
-            NULL, hidden, 0, team
+            NULL, hidden, 0, thread
         );
 }
 
 /* The mixture of `n` rows from `begin` on, which are normed: its results are added to their hidden states. */
 static void experts_layer(
-    const Model *model, const Pass *pass, const Experts *own, int64_t begin, int64_t n, const Team *team
+    const Model *model, const Pass *pass, const Experts *own, int64_t begin, int64_t n, const Thread *thread
 ) {
     const int64_t count = model->experts, hidden = model->hidden;
-    const int64_t first = own_first(team, n), last = own_last(team, n);
+    const int64_t first = share_begin(thread, n), last = share_end(thread, n);
     const ExpertWork *work = &pass->experts;
     const act_t *rows = pass->normed + begin * hidden;
-    matmul(rows, n, hidden, own->router, own->router_bias, count, work->logits, NULL, count + 1, 0, team);
+    matmul(rows, n, hidden, own->router, own->router_bias, count, work->logits, NULL, count + 1, 0, thread);
     if (model->shared_intermediate)
-        matmul(rows, n, hidden, own->shared_router, NULL, 1, work->logits + count, NULL, count + 1, 0, team);
-    meet(team);
+        matmul(rows, n, hidden, own->shared_router, NULL, 1, work->logits + count, NULL, count + 1, 0, thread);
+    barrier(thread);
     route(model, own, work, first, last);
-    meet(team);
-    assign_slots(model, work, rows, n, first, last, team);
-    meet(team);
-    multiply_experts(model, own, work, rows, n, team);
-    meet(team);
+    barrier(thread);
+    assign_slots(model, work, rows, n, first, last, thread);
+    barrier(thread);
+    multiply_experts(model, own, work, rows, n, thread);
+    barrier(thread);
     add_experts(model, work, pass->hidden_states + begin * hidden, n, first, last);
-    meet(team);
+    barrier(thread);
 }
 
 #endif

@@ -9,14 +9,14 @@
 
 /* Run a task on the threads that a pass may use. */
 static Region run_pass(const Pass *pass, Task *task, const void *call) {
-    return run(hands(pass->threads), pass->scratch, pass->scratch_each, task, call);
+    return run(usable_threads(pass->threads), pass->scratch, pass->scratch_each, task, call);
 }
 
 /* Workspace of this thread for one row of so many float32. */
-INLINE float *row_scratch(const Team *team, int64_t width) {
-    EXPECT(width * (int64_t)sizeof(float) <= SCALES_BYTES(width) && SCALES_BYTES(width) < team->region->bytes);
+INLINE float *row_scratch(const Thread *thread, int64_t width) {
+    EXPECT(width * (int64_t)sizeof(float) <= SCALES_BYTES(width) && SCALES_BYTES(width) < thread->region->bytes);
     (void)width;
-    return (float *)thread_scratch(team);
+    return (float *)thread_scratch(thread);
 }
 
 static void rms_norm(const float *x, const float *weight, int64_t width, float eps, float *y) {
@@ -54,9 +54,9 @@ static void norm_or_copy(const float *x, Norm norm, int64_t width, float eps, fl
 
 /* Rows `first` .. `last` - 1 of the hidden states, normed, to `normed`. */
 static void norm_rows(
-    const Pass *pass, Norm norm, int64_t hidden, float eps, int64_t first, int64_t last, const Team *team
+    const Pass *pass, Norm norm, int64_t hidden, float eps, int64_t first, int64_t last, const Thread *thread
 ) {
-    float *row = row_scratch(team, hidden);
+    float *row = row_scratch(thread, hidden);
     for (int64_t m = first; m < last; m++) {
         norm_or_copy(pass->hidden_states + m * hidden, norm, hidden, eps, row);
         to_acts(row, hidden, pass->normed + m * hidden);
@@ -65,9 +65,9 @@ static void norm_rows(
 
 /* EAGLE-3: the first layer reads the norms of an embedding and of a hidden state side by side, and adds to the
    latter. */
-static void norm_pairs(const Model *model, const Pass *pass, int64_t first, int64_t last, const Team *team) {
+static void norm_pairs(const Model *model, const Pass *pass, int64_t first, int64_t last, const Thread *thread) {
     const int64_t hidden = model->hidden;
-    float *row = row_scratch(team, 2 * hidden);
+    float *row = row_scratch(thread, 2 * hidden);
     for (int64_t m = first; m < last; m++) {
         const float *pair = pass->inputs + m * 2 * hidden;
         for (int64_t k = 0; k < 2 * hidden; k += hidden)

@@ -63,9 +63,9 @@ INLINE int64_t slot_of(const BlockView *view, int64_t node, int64_t j) {
 
 /* Queries as tiles read them. Behind a single one zeros are written, so that all have one shape
    (`begin_product(2)`). */
-static const act_t *pack_queries(act_t *query, int64_t rows, int64_t width, act_t *room) {
+static const act_t *pack_queries(act_t *query, int64_t rows, int64_t width, act_t *buffer) {
     if (rows == 1) memset(query + width, 0, width * sizeof(act_t));
-    return pack_acts(query, rows > 1 ? rows : 2, width, room);
+    return pack_acts(query, rows > 1 ? rows : 2, width, buffer);
 }
 
 /* Scores of the queries `first` .. `last` - 1 with `count` keys, at most BLOCK, which lie `stride` elements apart:
@@ -109,8 +109,8 @@ static void attention_scores(
 
 #else
 
-INLINE const act_t *pack_queries(act_t *query, int64_t rows, int64_t width, act_t *room) {
-    (void)rows, (void)width, (void)room;
+INLINE const act_t *pack_queries(act_t *query, int64_t rows, int64_t width, act_t *buffer) {
+    (void)rows, (void)width, (void)buffer;
     return query;
 }
 

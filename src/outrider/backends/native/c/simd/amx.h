@@ -1,5 +1,6 @@
 /* Tiles (AMX): eight registers of sixteen rows of 64 bytes. `tile_dot` adds sixteen by sixteen sums of 32 products of
-   bfloat16 numbers. Registers are numbered by constants. */
+   bfloat16 numbers, `tile_dot_int8` those of 64 products of int8 and uint8, in int32. Registers are numbered by
+   constants. */
 
 #ifndef OUTRIDER_AMX_H
 #define OUTRIDER_AMX_H
@@ -33,6 +34,7 @@ INLINE void tile_fence(void) {
 #define tile_load(tile, from, stride) _tile_loadd(tile, from, stride) /* `stride`: bytes from row to row */
 #define tile_store(tile, to, stride) _tile_stored(tile, to, stride)
 #define tile_dot(sum, a, b) _tile_dpbf16ps(sum, a, b) /* a: rows of pairs; b: pairs of columns */
+#define tile_dot_int8(sum, a, b) _tile_dpbsud(sum, a, b) /* a: rows of four int8; b: four uint8 of columns */
 
 #endif
 

@@ -61,3 +61,17 @@ static void tile_dot(int sum, int a, int b) {
         memcpy(tiles.data[sum][m], &before, sizeof before);
     }
 }
+
+UNUSED static void tile_dot_int8(int sum, int a, int b) {
+    const int rows = tiles.shapes.rows[a], fours = tiles.shapes.bytes[a] / 4, columns = tiles.shapes.bytes[b] / 4;
+    EXPECT(tiles.shapes.palette == 1 && tiles.shapes.rows[sum] == rows && tiles.shapes.rows[b] == fours);
+    EXPECT(tiles.shapes.bytes[sum] == tiles.shapes.bytes[b]);
+    for (int m = 0; m < rows; m++)
+        for (int n = 0; n < columns; n++) {
+            int32_t total;
+            memcpy(&total, tiles.data[sum][m] + 4 * n, sizeof total);
+            for (int k = 0; k < 4 * fours; k++)
+                total += (int8_t)tiles.data[a][m][k] * tiles.data[b][k / 4][4 * n + k % 4];
+            memcpy(tiles.data[sum][m] + 4 * n, &total, sizeof total);
+        }
+}

@@ -78,6 +78,15 @@ INLINE vec_t v_load_f16(const char *p, int64_t count) {
     return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(there, p));
 }
 
+/* 2^(e - 128) of the first `count` of eight exponents e, and of the rest 0: each with a 0 behind it. */
+INLINE vec_t v_load_e8m0(const char *p, int64_t count) {
+    const __m128i bytes = _mm_maskz_loadu_epi8((__mmask16)((1u << count) - 1), p);
+    const __m512i e = _mm512_cvtepu8_epi64(bytes), least = _mm512_set1_epi64(0x200000); /* 2^-128, a subnormal */
+    const __mmask8 small = _mm512_cmplt_epi64_mask(e, _mm512_set1_epi64(2));
+    const __m512i normal = _mm512_slli_epi64(_mm512_sub_epi64(e, _mm512_set1_epi64(1)), 23);
+    return _mm512_castsi512_ps(_mm512_mask_sllv_epi64(normal, small, least, e));
+}
+
 /* Eight float16 twice: 0 .. 7, 0 .. 7, or in pairs: 0 1 0 1 2 3 2 3 ... */
 INLINE vec_t v_load_f16_twice(const char *p, int pairs) {
     const __m512i in_pairs = _mm512_setr_epi32(0, 1, 0, 1, 2, 3, 2, 3, 4, 5, 4, 5, 6, 7, 6, 7);

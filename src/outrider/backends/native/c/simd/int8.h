@@ -113,6 +113,10 @@ INLINE i8_t i8_repeat(const int8_t *p) {
     return i8_set_sums(four);
 }
 
+INLINE i8_t i8_shift_sums(i8_t x, int bits) { /* every int32, to the left */
+    return (i8_t)((ints_t)IN_REGISTER(x) << bits);
+}
+
 #ifdef VNNI
 
 /* Add the products of unsigned bytes and of the four signed ones at `p` to `sum`, four in each int32. */

@@ -37,8 +37,8 @@ def afresh(check: Callable[[Library], None]) -> None:
 def passes(code: Library, allowed: int, threads: int, took: float, late: float, count: int = 1) -> int:
     """Count passes, in milliseconds, each by so many threads; returns how many of those allowed the next one takes."""
     for _ in range(count):
-        code.judge(allowed, threads, int(took * MILLISECONDS), int(late * MILLISECONDS))
-    return int(code.hands(allowed))
+        code.adapt_threads(allowed, threads, int(took * MILLISECONDS), int(late * MILLISECONDS))
+    return int(code.usable_threads(allowed))
 
 
 def test_a_thread_that_costs_more_than_it_brings_is_left_out_for_a_while() -> None:
@@ -61,7 +61,7 @@ def test_one_late_thread_keeps_all_others_waiting() -> None:
         assert passes(code, 8, 8, 60, 7 * 7) == 8  # 7 of 60 lost, as seven threads say; an eighth of the work takes 53
         assert passes(code, 8, 8, 60, 7 * 8) == 7  # 8 lost, more than 52 / 7
         assert passes(code, 8, 7, 60, 6 * 10) == 6
-        assert code.hands(1) == 1
+        assert code.usable_threads(1) == 1
 
     afresh(check)
 
@@ -70,10 +70,10 @@ def test_threads_that_are_left_out_are_fewer_than_those_allowed() -> None:
     def check(code: Library) -> None:
         for threads in (8, 7, 6):
             assert passes(code, 8, threads, 60, (threads - 1) * 50) == threads - 1
-        assert code.hands(1) == 1  # a call for one row
+        assert code.usable_threads(1) == 1  # a call for one row
         assert passes(code, 8, 5, 1, 0) == 5  # changes nothing
         assert passes(code, 2, 1, 1, 0) == 1
-        assert code.hands(8) == 7  # of two, one is left out
+        assert code.usable_threads(8) == 7  # of two, one is left out
 
     afresh(check)
 

@@ -1,4 +1,4 @@
-"""When the networks of a mix are asked: by hand, on a simulated machine, and with texts that must not notice."""
+"""When the networks of a mix draft: by hand, on a simulated machine, and with texts that must not notice."""
 
 from __future__ import annotations
 
@@ -18,42 +18,45 @@ from outrider.budgets.ledger import FORGIVEN, TRIES
 from outrider.core.price import Price
 from outrider.core.types import Budget, Rows
 from outrider.drafters import _mix, eagle
-from outrider.drafters._asking import BINS, Asking
+from outrider.drafters._gate import BINS, Gate
 from outrider.drafters._growth import Growth
 
 PROMPTS = [[5, 6, 7, 5, 6, 7, 5, 6], [2, 7, 2, 7, 2], [1, 3, 5]]
 ASKED = Budget(16, 4, price=Price(tuple(0.02 + 0.001 * n for n in range(1, 17))), rate=50.0)
 
 
-def told(gains: dict[float, float], seconds: float = 0.004, rounds: int = 400, added: float = 2.0) -> Asking:
+def told(gains: dict[float, float], seconds: float = 0.004, rounds: int = 400, added: float = 2.0) -> Gate:
     """Has seen rounds whose free draft had the chance c: networks took so long, and gained gains[c] tokens on average,
     at most two in a round."""
-    asking, dice = Asking(), random.Random(1)
+    gate, dice = Gate(), random.Random(1)
     for _ in range(rounds):
         for chance, gain in gains.items():
-            asking.time(1, seconds)
-            asking.learn([chance], [sum(dice.random() < gain / 2 for _ in range(2))], added)
-    return asking
+            gate.time(1, seconds)
+            gate.learn([chance], [sum(dice.random() < gain / 2 for _ in range(2))], added)
+    return gate
 
 
-def asks(asking: Asking, chances: Sequence[float], nodes: int, budget: Budget, most: int = 4) -> bool:
-    return asking.asks(chances, [most] * len(chances), nodes, budget)
+def asks(gate: Gate, chances: Sequence[float], nodes: int, budget: Budget, most: int = 4) -> bool:
+    return gate.allows(chances, [most] * len(chances), nodes, budget)
 
 
-def pays(asking: Asking, chances: Sequence[float], nodes: int, budget: Budget, most: int = 4) -> bool:
+def pays(gate: Gate, chances: Sequence[float], nodes: int, budget: Budget, most: int = 4) -> bool:
     """Does it ask for another reason than that a try is due?"""
-    return asks(asking, chances, nodes, budget, most) and not asking.trying
+    gate.ledger.charge(len(chances), 1e9)
+    yes = asks(gate, chances, nodes, budget, most)
+    gate.ledger.debt.clear()
+    return yes
 
 
 def test_by_hand() -> None:
     """4 ms and two nodes of 1 ms each are worth 0.3 tokens at 50 a second."""
-    asking = told({0.0: 0.6, 0.9: 0.05})
-    assert asking.gain(0.0) == pytest.approx(0.6, abs=0.15)
-    assert pays(asking, [0.0], 1, ASKED)
-    assert not pays(asking, [0.9], 4, ASKED)
-    assert not pays(asking, [0.0], 1, replace(ASKED, rate=1000.0))
-    assert pays(asking, [0.9], 4, replace(ASKED, rate=0.0)), "a budget without a rate decides alone"
-    assert pays(Asking(), [0.9], 4, ASKED), "networks that were never timed"
+    gate = told({0.0: 0.6, 0.9: 0.05})
+    assert gate.gain(0.0) == pytest.approx(0.6, abs=0.15)
+    assert pays(gate, [0.0], 1, ASKED)
+    assert not pays(gate, [0.9], 4, ASKED)
+    assert not pays(gate, [0.0], 1, replace(ASKED, rate=1000.0))
+    assert pays(gate, [0.9], 4, replace(ASKED, rate=0.0)), "a budget without a rate decides alone"
+    assert pays(Gate(), [0.9], 4, ASKED), "networks that were never timed"
 
 
 def test_nodes_that_make_the_pass_longer_are_counted() -> None:
@@ -66,66 +69,66 @@ def test_nodes_that_make_the_pass_longer_are_counted() -> None:
 
 def test_no_more_than_a_text_may_gain_is_counted() -> None:
     """6 ms are worth 1.2 tokens at 200 a second: less than what was gained, more than a text that ends can gain."""
-    asking = told({0.0: 1.5})
-    assert pays(asking, [0.0], 1, replace(ASKED, rate=200.0))
-    assert not pays(asking, [0.0], 1, replace(ASKED, rate=200.0), most=1)
+    gate = told({0.0: 1.5})
+    assert pays(gate, [0.0], 1, replace(ASKED, rate=200.0))
+    assert not pays(gate, [0.0], 1, replace(ASKED, rate=200.0), most=1)
 
 
 def test_rows_that_need_it_pay_for_the_others() -> None:
-    asking = told({0.0: 0.6, 0.9: 0.02})
+    gate = told({0.0: 0.6, 0.9: 0.02})
     for size in (2, 4):
         for _ in range(10):
-            asking.time(size, 0.004)
-    assert pays(asking, [0.0, 0.9], 1, ASKED)
-    assert not pays(asking, [0.0, 0.9, 0.9, 0.9], 1, ASKED)
+            gate.time(size, 0.004)
+    assert pays(gate, [0.0, 0.9], 1, ASKED)
+    assert not pays(gate, [0.0, 0.9, 0.9, 0.9], 1, ASKED)
 
 
 def test_new_texts_are_asked_for_again() -> None:
     """What a hard text has taught counts for a few rounds, and is doubted."""
-    asking = told({0.0: 0.14})
-    assert not pays(asking, [0.0], 1, ASKED)
-    asking.begin(1, 1.0)
-    assert 0.14 < asking.gain(0.0) < 0.5, "four rounds beside the belief of one token"
-    assert pays(asking, [0.0], 1, ASKED)
+    gate = told({0.0: 0.14})
+    assert not pays(gate, [0.0], 1, ASKED)
+    gate.begin(1, 1.0)
+    assert 0.14 < gate.gain(0.0) < 0.5, "four rounds beside the belief of one token"
+    assert pays(gate, [0.0], 1, ASKED)
 
 
 def test_networks_that_do_not_pay_are_tried_as_rarely_as_tries_may_cost() -> None:
     """A try takes 4 ms and two nodes of 1 ms; a round is worth 20 ms, of which TRIES are paid off."""
-    asking = told({0.9: 0.0})
-    asked = [i for i in range(600) if asks(asking, [0.9], 4, ASKED)]
+    gate = told({0.9: 0.0})
+    asked = [i for i in range(600) if asks(gate, [0.9], 4, ASKED)]
     assert asked[0] == 0
     assert [b - a for a, b in pairwise(asked)] == pytest.approx([0.006 / (0.02 * TRIES)] * (len(asked) - 1), abs=1)
     assert len(asked) > 30
     for _ in range(100):
-        asking.learn([0.9], [2], 2.0)
-    assert asks(asking, [0.9], 4, ASKED)
+        gate.learn([0.9], [2], 2.0)
+    assert asks(gate, [0.9], 4, ASKED)
 
 
 def test_a_new_text_alone_is_tried_soon_and_one_among_many_is_not() -> None:
-    asking = told({0.9: 0.0})
+    gate = told({0.9: 0.0})
     for _ in range(6):
-        asking.time(4, 0.004)
+        gate.time(4, 0.004)
     for rows in (4, 1):
-        assert asks(asking, [0.9] * rows, 4, ASKED)
-        assert not asks(asking, [0.9] * rows, 4, ASKED)
-        before = asking.ledger.owed(rows)
-        asking.begin(rows, 1 / rows)
-        assert before - asking.ledger.owed(rows) == pytest.approx(FORGIVEN * 0.004 / rows**2)
+        assert asks(gate, [0.9] * rows, 4, ASKED)
+        assert not asks(gate, [0.9] * rows, 4, ASKED)
+        before = gate.ledger.owed(rows)
+        gate.begin(rows, 1 / rows)
+        assert before - gate.ledger.owed(rows) == pytest.approx(FORGIVEN * 0.004 / rows**2)
 
 
 def test_a_draft_that_reads_text_first_is_not_timed() -> None:
-    asking = Asking()
-    asking.time(1, 0.5, reading=True)
-    assert asks(asking, [0.9], 4, ASKED), "still to be timed"
-    asking.time(1, 0.004)
-    asking.time(1, 0.5, reading=True)
-    assert asking.seconds(1) == pytest.approx(0.004)
+    gate = Gate()
+    gate.time(1, 0.5, reading=True)
+    assert asks(gate, [0.9], 4, ASKED), "still to be timed"
+    gate.time(1, 0.004)
+    gate.time(1, 0.5, reading=True)
+    assert gate.seconds(1) == pytest.approx(0.004)
 
 
 def test_a_bin_that_was_never_seen_believes_the_others() -> None:
-    asking = told({0.0: 0.6})
-    assert asking.gain(0.6) == pytest.approx(0.6, abs=0.15)
-    assert len(asking.gains.bins) == BINS
+    gate = told({0.0: 0.6})
+    assert gate.gain(0.6) == pytest.approx(0.6, abs=0.15)
+    assert len(gate.gains) == BINS
 
 
 def plainly(target: Any, tokens: int, temperature: float) -> list[list[int]]:
@@ -140,14 +143,14 @@ def test_nodes_that_a_free_draft_has_too_were_not_added() -> None:
     assert _mix._added([network, lookup], [0, 1]) == 0.0
 
 
-class EveryThird(Asking):
+class EveryThird(Gate):
     """Asks in every third round, and remembers what it was told."""
 
     def __init__(self) -> None:
         super().__init__()
         self.turn, self.seen = 0, list[int]()
 
-    def asks(self, chances: Sequence[float], most: Sequence[int], nodes: int, budget: Budget) -> bool:
+    def allows(self, chances: Sequence[float], most: Sequence[int], nodes: int, budget: Budget) -> bool:
         self.turn += 1
         return self.turn % 3 == 0
 
@@ -160,22 +163,22 @@ class EveryThird(Asking):
 def test_networks_that_were_not_asked_for_a_while_know_what_was_written(temperature: float) -> None:
     target, net = oracle.of_eagle()
     parts = [eagle.drafter(net, target, Growth(width=3, top_k=3, scale=0.01)), drafters.load_one("lookup")]
-    asking = EveryThird()
-    mixed = replace(_mix.of(parts), asking=asking)
+    gate = EveryThird()
+    mixed = replace(_mix.of(parts), gate=gate)
     rows = heads.run(target, mixed, PROMPTS[:1], 61, temperature, FixedBudget(14, 4))
     assert [row.output for row in rows] == plainly(target, 61, temperature)
-    assert sum(asking.seen) > 20
-    assert set(asking.seen) <= {0, 1, 2, 3, 4}
-    assert asking.seen.count(4) > 3, "the oracle is right to its full depth, and lookup is not always"
+    assert sum(gate.seen) > 20
+    assert set(gate.seen) <= {0, 1, 2, 3, 4}
+    assert gate.seen.count(4) > 3, "the oracle is right to its full depth, and lookup is not always"
 
 
-class Counted(Asking):
+class Counted(Gate):
     """Counts the rounds in which networks drafted."""
 
     asked = 0
 
-    def asks(self, chances: Sequence[float], most: Sequence[int], nodes: int, budget: Budget) -> bool:
-        yes = super().asks(chances, most, nodes, budget)
+    def allows(self, chances: Sequence[float], most: Sequence[int], nodes: int, budget: Budget) -> bool:
+        yes = super().allows(chances, most, nodes, budget)
         self.asked += yes
         return yes
 
@@ -190,8 +193,8 @@ class Rated(FixedBudget):
 def test_a_mix_stops_asking_what_brings_nothing() -> None:
     target, net = oracle.of_eagle()
     parts: list[Any] = [eagle.drafter(net, target, Growth(width=3, top_k=3, scale=0.01)), drafters.load_one("lookup")]
-    mixed = replace(_mix.of(parts), asking=Counted())
+    mixed = replace(_mix.of(parts), gate=Counted())
     row = heads.run(target, mixed, PROMPTS[:1], 90, 1.0, Rated(14, 4))[0]
     assert [row.output] == plainly(target, 90, 1.0)
-    assert isinstance(mixed.asking, Counted)
-    assert 1 <= mixed.asking.asked < 8, "at a million tokens a second no network is worth its time"
+    assert isinstance(mixed.gate, Counted)
+    assert 1 <= mixed.gate.asked < 8, "at a million tokens a second no network is worth its time"
