@@ -52,7 +52,7 @@ demo-full: $(READY) demo
 # Two workers, each with one half of the tests, file by file; the one that is done first takes over some of the other's.
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
-# Where every rule and every drafter is met once, the shapes and types of all calls are checked too; it takes twice as long.
+# Where every rule and every drafter is met once, the shapes and types of all tensors are checked too.
 SHAPED = tests/unit tests/contract/test_properties.py
 
 # Everything but the slow tests.

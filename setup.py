@@ -1,12 +1,14 @@
 """The steps that pyproject.toml cannot describe.
 
 `_abi.py` is made of the C header, into the wheel, or beside the header where the package is installed in place
-(`pip install -e`). And a wheel that is built on Linux on x86, where zig is installed, carries the compiled libraries.
+(`pip install -e`). And a wheel that is built where zig is installed carries the compiled libraries of its platform:
+this machine's, or the one that $OUTRIDER_WHEEL names (`tools/wheels.py`).
 """
 
 from __future__ import annotations
 
 import runpy
+import shutil
 from pathlib import Path
 
 from setuptools import setup
@@ -22,13 +24,17 @@ class BuildWithLibraries(build_py):
         super().run()
         folder = Path("src" if self.editable_mode else self.build_lib) / NATIVE
         runpy.run_path(str(Path("src") / NATIVE / "abi_source.py"))["write"](folder)
-        if not self.editable_mode and VARIANTS["carried"]():
-            VARIANTS["build"](folder / "lib")
+        if self.editable_mode:
+            return
+        shutil.rmtree(folder / "lib", ignore_errors=True)  # an earlier build's, for another platform
+        if platform := VARIANTS["built_for"]():
+            VARIANTS["build"](folder / "lib", platform)
 
 
 class WheelOfThisPlatform(bdist_wheel):
     def get_tag(self) -> tuple[str, str, str]:
-        return ("py3", "none", "manylinux_2_17_x86_64" if VARIANTS["carried"]() else "any")
+        platform = VARIANTS["built_for"]()
+        return ("py3", "none", platform.tag if platform else "any")
 
 
 setup(cmdclass={"build_py": BuildWithLibraries, "bdist_wheel": WheelOfThisPlatform})

@@ -20,6 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SHARED = ROOT.parent / "shared"
 BUILT = ROOT / "build" / "tests"  # compiled libraries, kept from run to run; a name is a digest of sources and flags
 MOST = 100  # of these libraries
+SHAPED = "backends.torch", "checkpoints", "drafters", "nets", "proofs", "training"  # whose annotations have shapes
 # Files whose fixtures or single tests take longest come first: what is left at the end is short, and shared by workers.
 FIRST = "test_distributed.py", "test_cli_bench.py"
 
@@ -39,8 +40,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell leaves it fo
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Checking the shapes and types of every call makes a test two to three times as long, so `make test` does it only
-    where every rule and every drafter is met once."""
+    """Checking shapes makes tests of tensors two to three times as long, so `make test` does it only where every rule
+    and every drafter is met once."""
     controller = not WORKER and config.getoption("numprocesses", None)  # which runs no test
     if os.environ.get("CHECK_SHAPES") and not controller:
         check_shapes()
@@ -53,7 +54,7 @@ def check_shapes() -> None:
     from jaxtyping import install_import_hook
     from transformers import PreTrainedModel  # noqa: F401
 
-    install_import_hook("outrider", "checking.check")
+    install_import_hook([f"outrider.{name}" for name in SHAPED], "checking.check")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

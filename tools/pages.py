@@ -73,15 +73,27 @@ def families() -> str:
     native = keys(targets / "native" / "families.py", "FAMILIES")
     stock = keys(targets / "torch" / "families.py", "TABLE")
     others = ast.literal_eval(constant(targets / "torch" / "seq2seq.py", "FAMILIES"))
-    x86 = "float32 and bfloat16 beside the stock forward, trees beside single tokens; wrong options are caught"
+    how = "float32 and bfloat16 beside the stock forward, trees beside single tokens; wrong options are caught"
     rows = [
-        ("native passes, x86 processors with AVX2", "the same bits", x86, native),
+        ("native passes, on the processors below", "the same bits", how, native),
         ("torch, everywhere else", "rounding", "trees beside single tokens, in float32", {*stock, *others} - native),
     ]
     lines = ["| served by | promise | tested on tiny models of each, and how | families |", "|---|---|---|---|"]
-    for who, what, how, names in rows:
-        lines.append(f"| {who} | {what} | {how} | {', '.join(f'`{name}`' for name in sorted(names))} |")
+    for who, what, tested, names in rows:
+        lines.append(f"| {who} | {what} | {tested} | {', '.join(f'`{name}`' for name in sorted(names))} |")
     return "\n".join(lines)
+
+
+def processors() -> str:
+    """What serves models on which processors, and how that is tested."""
+    from outrider.backends.native.variants import PLATFORMS
+
+    lines = ["| system | processor | served by | promise | tested |", "|---|---|---|---|---|"]
+    for kind in PLATFORMS.values():
+        rows = [(variant.title, variant.tested) for variant in kind.variants]
+        for title, tested in rows if kind.tested else [(rows[-1][0], "no: built only")]:
+            lines.append(f"| {kind.title} | {title} | native passes | the same bits | {tested} |")
+    return "\n".join([*lines, "| any | others, and GPUs | torch | rounding | on x86 processors |"])
 
 
 def keys(file: Path, name: str) -> set[str]:
@@ -149,7 +161,7 @@ def scaling(part: str) -> Callable[[], str]:
 
 # page -> the parts made for it
 PARTS: dict[str, dict[str, Callable[[], str]]] = {
-    "README.md": {"families": families},
+    "README.md": {"families": families, "processors": processors},
     "docs/commands.md": {"commands": commands},
     "docs/scaling.md": {part: scaling(part) for part in ("constants", "examples", "runs", "checked", "loads", "sizes")},
     "docs/training.md": {"options": options},

@@ -377,8 +377,8 @@ def test_validate_exits_1_where_a_tree_is_not_exact(run: Run, folder: str, monke
 
 @pytest.mark.process
 @pytest.mark.parametrize(("option", "code"), [("0", 0), ("warm", 2)])
-def test_the_process_exits_with_the_code(folder: str, option: str, code: int) -> None:
-    args = ["generate", folder, PROMPT, "--max-new-tokens", "4", "--seed", "1", "--temperature", option, "--json"]
+def test_the_process_exits_with_the_code(option: str, code: int) -> None:
+    args = ["generate", "demo", PROMPT, "--max-new-tokens", "4", "--seed", "1", "--temperature", option, "--json"]
     done = subprocess.run([sys.executable, "-m", "outrider.cli", *args], capture_output=True, text=True, check=False)
     assert done.returncode == code, done.stderr
     if code:

@@ -10,47 +10,64 @@ import pytest
 import outrider
 from outrider.backends.native import library as native
 from outrider.backends.native import variants
-from outrider.backends.native.variants import AVX2, AVX512, PRECISIONS, TILES, VARIANTS
+from outrider.backends.native.variants import AVX2, AVX512, NEON, PLATFORMS, PRECISIONS, TILES
 
 HALF = "bfloat16", "bfloat16"
 with_both = pytest.mark.skipif(
     variants.zig() is None or shutil.which("gcc") is None or not native.suits(),
-    reason="needs gcc, the package ziglang, and an x86 processor with AVX2",
+    reason="needs gcc, the package ziglang, and a processor that the code is written for",
 )
 
 
 @pytest.mark.parametrize(
-    ("abilities", "name"),
+    ("platform", "abilities", "name"),
     [
-        (AVX2, "avx2"),
-        (AVX2 | {"avx_vnni"}, "avxvnni"),
-        (AVX2 | {"avx512f", "avx512_vnni"}, "avx2"),
-        (AVX512, "avx512"),
-        (AVX512 | {"avx_vnni"}, "avx512"),
-        (TILES | {"avx_vnni"}, "amx"),
-        (AVX2 - {"f16c"}, None),
+        ("Linux-x86_64", AVX2, "avx2"),
+        ("Linux-x86_64", AVX2 | {"avx_vnni"}, "avxvnni"),
+        ("Linux-x86_64", AVX2 | {"avx512f", "avx512_vnni"}, "avx2"),
+        ("Linux-x86_64", AVX512, "avx512"),
+        ("Linux-x86_64", AVX512 | {"avx_vnni"}, "avx512"),
+        ("Linux-x86_64", TILES | {"avx_vnni"}, "amx"),
+        ("Linux-x86_64", AVX2 - {"f16c"}, None),
+        ("Linux-aarch64", NEON, "neon"),
+        ("Linux-aarch64", NEON | {"asimddp", "i8mm", "bf16"}, "dotprod"),
+        ("Darwin-arm64", NEON | {"asimddp"}, "dotprod"),
+        ("Darwin-x86_64", TILES, "avx2"),
+        ("Windows-AMD64", AVX2, "avx2"),
+        ("Windows-AMD64", frozenset(), None),
     ],
 )
 def test_the_best_library_that_a_processor_can_run_is_taken(
-    abilities: frozenset[str], name: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    platform: str, abilities: frozenset[str], name: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    kind = PLATFORMS[platform]
     monkeypatch.setattr(native, "PREBUILT", tmp_path)
     monkeypatch.setattr(native, "abilities", lambda: abilities)
+    monkeypatch.setattr(variants, "this", lambda: kind)
     assert native.prebuilt(*HALF) is None, "a clone has none"
-    for variant in VARIANTS:
+    for variant in kind.variants:
         for precision in variant.precisions:
-            (tmp_path / variants.file_name(variant, *precision)).touch()
+            (tmp_path / variants.file_name(variant, *precision, kind.suffix)).touch()
     assert native.suits() is (name is not None)
     found = native.prebuilt(*HALF)
     assert (found and found.name.split("-")[0]) == name
     assert name is None or all(native.prebuilt(*precision) for precision in PRECISIONS)
 
 
+def test_machines_that_the_code_is_not_written_for_have_no_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(variants, "this", lambda: None)
+    native.library.cache_clear()
+    assert native.library(*HALF) is None
+    native.library.cache_clear()
+
+
 def test_a_library_of_other_sources_is_not_taken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """As in a clone where the sources have changed since."""
+    kind = PLATFORMS["Linux-x86_64"]
     monkeypatch.setattr(native, "PREBUILT", tmp_path)
     monkeypatch.setattr(native, "abilities", lambda: AVX2)
-    (tmp_path / variants.file_name(VARIANTS[-1], *HALF)).touch()
+    monkeypatch.setattr(variants, "this", lambda: kind)
+    (tmp_path / variants.file_name(kind.variants[-1], *HALF)).touch()
     assert native.prebuilt(*HALF) is not None
     shutil.copytree(variants.SOURCES, tmp_path / "c")
     (tmp_path / "c" / "noise.h").write_text("/* changed */\n", encoding="utf-8")
@@ -85,8 +102,10 @@ def test_texts_are_those_of_gcc_with_zigs_library(tmp_path: Path, monkeypatch: p
     by_gcc, _ = texts(tmp_path / "gcc", monkeypatch)
     with monkeypatch.context() as wheel:
         wheel.setattr(native, "PREBUILT", tmp_path / "lib")
-        fit = next(variant for variant in VARIANTS if variant.needs <= native.abilities())
-        variants.build(tmp_path / "lib", (*VARIANTS[VARIANTS.index(fit) :],))
+        kind = variants.this()
+        assert kind is not None
+        fit = next(variant for variant in kind.variants if variant.needs <= native.abilities())
+        variants.build(tmp_path / "lib", kind, kind.variants[kind.variants.index(fit) :])
         found, name = texts(tmp_path / "none", wheel)
         assert name.startswith(f"{fit.name}-bfloat16-bfloat16-")
         assert found == by_gcc

@@ -6,7 +6,9 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -54,15 +56,48 @@ def test_the_wheel_holds_what_users_need_and_no_more(wheel: Path) -> None:
 @pytest.mark.process
 def test_the_wheel_carries_the_compiled_libraries(wheel: Path) -> None:
     """They ask for no newer glibc than its name says; without zig it is a wheel for every platform, without them."""
-    libraries = {name for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".so")}
-    if not variants.carried():
+    libraries = {name for name in zipfile.ZipFile(wheel).namelist() if "/lib/" in name}
+    kind = variants.built_for()
+    if kind is None:
         assert wheel.name.endswith("-py3-none-any.whl")
         assert not libraries
-        pytest.skip("needs the package ziglang, on Linux on x86")
-    assert wheel.name.endswith("-py3-none-manylinux_2_17_x86_64.whl")
-    wanted = [(variant, precision) for variant in variants.VARIANTS for precision in variant.precisions]
-    assert libraries == {f"outrider/backends/native/lib/{variants.file_name(v, *p)}" for v, p in wanted}
+        pytest.skip("needs the package ziglang, and a platform that the code is written for")
+    assert wheel.name.endswith(f"-py3-none-{kind.tag}.whl")
+    wanted = [(variant, precision) for variant in kind.variants for precision in variant.precisions]
+    names = {variants.file_name(variant, *precision, kind.suffix) for variant, precision in wanted}
+    assert libraries == {f"outrider/backends/native/lib/{name}" for name in names}
     for name in libraries:
-        versions = re.findall(rb"GLIBC_2\.(\d+)", zipfile.ZipFile(wheel).read(name))
-        assert versions
-        assert max(map(int, versions)) <= 17
+        check_glibc(zipfile.ZipFile(wheel).read(name))
+
+
+def check_glibc(library: bytes) -> None:
+    """No newer than 2.17, as manylinux_2_17 has it."""
+    versions = re.findall(rb"GLIBC_2\.(\d+)", library)
+    assert versions
+    assert max(map(int, versions)) <= 17
+
+
+@pytest.mark.slow
+@pytest.mark.process
+@pytest.mark.skipif(variants.zig() is None, reason="needs the package ziglang")
+@pytest.mark.parametrize("name", variants.PLATFORMS)
+def test_libraries_are_cross_compiled_for_every_platform(name: str, tmp_path: Path) -> None:
+    """In the system's format, for its processor, without this machine's paths; Apple's are signed."""
+    kind = variants.PLATFORMS[name]
+    one = replace(kind.variants[-1], precisions=variants.BF16[:1])
+    (file,) = variants.build(tmp_path, kind, (one,))
+    assert [path.name for path in tmp_path.iterdir()] == [file.name]
+    code = file.read_bytes()
+    assert b"walk_trees" in code, "which Python calls"
+    assert str(Path.home()).encode() not in code
+    assert tempfile.gettempdir().encode() not in code
+    if kind.suffix == ".so":
+        assert (code[:4], code[18]) == (b"\x7fELF", {"x86_64": 62, "aarch64": 183}[name.split("-")[1]])
+        check_glibc(code)
+    elif kind.suffix == ".dylib":
+        arm = name.endswith("arm64")
+        assert code[:8] == bytes.fromhex("cffaedfe") + bytes.fromhex("0c000001" if arm else "07000001")
+        assert not arm or bytes.fromhex("fade0cc0") in code, "the magic number of a signature"
+    else:
+        at = int.from_bytes(code[60:64], "little")
+        assert (code[:2], code[at : at + 6]) == (b"MZ", b"PE\0\0" + bytes.fromhex("6486"))

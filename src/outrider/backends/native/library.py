@@ -1,18 +1,16 @@
 """The compiled library: which build suits this processor, where it comes from, and opening it.
 
-A wheel carries libraries for four kinds of x86 processors in `lib/` (`variants.py`). Where none fits, and in a clone, a
-compiler on this machine builds one for its own processor, once, in the user's cache folder: gcc, clang, or zig's, where
-the package `ziglang` is installed. Where there is no compiler, or another processor than x86 with AVX2, there is no
-library, and models run in torch. Nothing here imports torch.
+A wheel carries libraries for its platform's kinds of processors in `lib/` (`variants.py`). Where none fits, and in a
+clone, a compiler on this machine builds one for its own processor, once, in the user's cache folder: gcc, clang, or
+zig's, where the package `ziglang` is installed. Where there is no compiler, or a processor that the code is not written
+for, there is no library, and models run in torch. Nothing here imports torch.
 """
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import logging
 import os
-import platform
 import shutil
 import subprocess
 import tempfile
@@ -24,10 +22,11 @@ from typing import Any
 from ... import kept
 from . import abi, variants
 from .abi import Library
-from .variants import AVX2, AVX512, PRECISIONS, TILES, VARIANTS
+from .processor import abilities, about, first_cache
+from .variants import AVX512, NEON, PRECISIONS, TILES
 
 PREBUILT = Path(__file__).parent / "lib"
-FLAGS = *variants.FLAGS, "-march=native", "-pthread"
+FLAGS = *variants.FLAGS, "-mcpu=native" if abilities() >= NEON else "-march=native", "-pthread"
 SANITIZE = "OUTRIDER_SANITIZE"
 ADDRESS = (
     "-O1",
@@ -44,7 +43,6 @@ SANITIZERS: dict[str, tuple[str, ...]] = {
     "tiles": (*ADDRESS, "-DEMULATED_AMX"),  # the code for tiles (AMX), on processors with AVX-512 alone
     "thread": ("-O1", "-g", "-fsanitize=thread", "-DCHECKED"),
 }
-FIRST_CACHE = Path("/sys/devices/system/cpu/cpu0/cache/index0/size")  # as in 48K
 NAMES: dict[Library, str] = {}  # of the libraries that were loaded
 logger = logging.getLogger(__name__)
 
@@ -60,7 +58,7 @@ def library(weights: str, rest: str) -> Library | None:
     Returns:
         None where it is not to be had on this machine. Where a compiler failed, its message was logged.
     """
-    if platform.system() != "Linux" or not suits():
+    if not suits():
         return None
     defines = PRECISIONS[weights, rest]
     file = None if sanitizer() else prebuilt(weights, rest)
@@ -69,7 +67,7 @@ def library(weights: str, rest: str) -> Library | None:
             code, name = _dlopen(str(file)), file.stem
         elif (compiler := _compiler()) is not None:
             flags = *FLAGS, *SANITIZERS[sanitizer()], *(("-DAMX",) if tiles() else ()), *defines
-            name = variants.digest(" ".join((*compiler, *flags, _about("flags"), _about("model name"))))
+            name = variants.digest(" ".join((*compiler, *flags, *sorted(abilities()), about("model name"))))
             code = load(f"{name}.so", partial(_compile, compiler, flags), _dlopen)
         else:
             return None
@@ -79,15 +77,18 @@ def library(weights: str, rest: str) -> Library | None:
         return None
     NAMES[code] = name
     # Prefetched into the second cache, and further ahead: AMD's processors gain by it, and tiles a little.
-    second = tiles() or "AuthenticAMD" in _about("vendor_id")
-    code.tune(_first_cache(), second, 2 if second else 1)
+    second = tiles() or "AuthenticAMD" in about("vendor_id")
+    code.tune(first_cache(), second, 2 if second else 1)
     return code
 
 
 def prebuilt(weights: str, rest: str) -> Path | None:
     """The wheel's library for this processor; None where it has none, or was built from other sources than these."""
-    for variant in VARIANTS:
-        file = PREBUILT / variants.file_name(variant, weights, rest)
+    kind = variants.this()
+    if kind is None:
+        return None
+    for variant in kind.variants:
+        file = PREBUILT / variants.file_name(variant, weights, rest, kind.suffix)
         if variant.needs <= abilities() and file.is_file():
             return file
     return None
@@ -95,18 +96,8 @@ def prebuilt(weights: str, rest: str) -> Path | None:
 
 def suits() -> bool:
     """Is this a processor for which the code is written?"""
-    return platform.machine().lower() in ("x86_64", "amd64") and abilities() >= AVX2
-
-
-@cache
-def abilities() -> frozenset[str]:
-    """What this process may use of the processor, by the names of /proc/cpuinfo. Tiles (AMX) must be requested from
-    Linux, for the whole process."""
-    request, tile_data = 0x1023, 18  # arch_prctl's ARCH_REQ_XCOMP_PERM
-    names = frozenset(_about("flags").split())
-    if "amx_tile" in names and ctypes.CDLL(None).syscall(158, request, tile_data) != 0:
-        return frozenset(name for name in names if not name.startswith("amx"))
-    return names
+    kind = variants.this()
+    return kind is not None and kind.variants[-1].needs <= abilities()
 
 
 def tiles() -> bool:
@@ -156,7 +147,7 @@ def load(name: str, compile_to: Callable[[Path], object], dlopen: Callable[[str]
 def _dlopen(file: str) -> Library:
     """Open a library for as long as the process lives: its threads outlive the interpreter, and would run code that is
     gone."""
-    return abi.ffi.dlopen(file, abi.ffi.RTLD_NOW | abi.ffi.RTLD_NODELETE)
+    return abi.ffi.dlopen(file, abi.ffi.RTLD_NOW | getattr(abi.ffi, "RTLD_NODELETE", 0))
 
 
 def _compiler() -> list[str] | None:
@@ -168,30 +159,16 @@ def _compiler() -> list[str] | None:
 
 
 def _compile(compiler: list[str], flags: tuple[str, ...], file: Path) -> None:
-    command = [*compiler, *flags, str(variants.SOURCES / variants.SOURCE), "-o", str(file), *variants.LIBRARIES]
+    command = [*compiler, *flags, str(variants.SOURCES / variants.SOURCE), "-o", str(file), *_links()]
     # zig keeps what it makes on the way in folders of its own; these go with the folder of `file`.
     caches = {f"ZIG_{kind}_CACHE_DIR": str(file.parent / "zig") for kind in ("LOCAL", "GLOBAL")}
     own = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}  # a sanitizer's library
     subprocess.run(command, check=True, capture_output=True, text=True, timeout=600, env={**own, **caches})
 
 
-def _about(what: str) -> str:
-    """A line of what Linux says about the processor; empty where it says nothing."""
-    return next((line for line in _lines() if line.startswith(what)), "")
-
-
-@cache
-def _lines() -> list[str]:
-    about = Path("/proc/cpuinfo")
-    return about.read_text(encoding="utf-8").split("\n\n")[0].splitlines() if about.is_file() else []
-
-
-def _first_cache() -> int:
-    """Bytes of the processor's first cache, or what is usual."""
-    try:
-        return 1024 * int(FIRST_CACHE.read_text(encoding="utf-8").strip().removesuffix("K"))
-    except (OSError, ValueError):
-        return 32 * 1024
+def _links() -> tuple[str, ...]:
+    kind = variants.this()
+    return kind.links if kind else ()
 
 
 def _usable(file: Path) -> bool:

@@ -52,7 +52,9 @@ class NativeTarget(Target):
         halves, rest = _precisions(checkpoint.kept_in, dtype)
         code = library("bfloat16" if halves else "float32", rest)
         if code is None:
-            raise InputError("native passes are for Linux on x86 processors with AVX2, with a C compiler")
+            raise InputError(
+                "there is no native code for this processor here: install a wheel that carries it, or a C compiler"
+            )
         self.code: Library = code
         self.vocab, self.context, self.hidden = made.vocab, made.context, made.hidden
         self.layers, self.precision, self.logit_cap = len(made.layers), rest, made.logit_cap

@@ -16,7 +16,9 @@
 #ifndef OUTRIDER_THREADS_H
 #define OUTRIDER_THREADS_H
 
+#ifndef _WIN32
 #include <dlfcn.h>
+#endif
 #include <pthread.h>
 #include <sched.h>
 #include <time.h>
@@ -217,12 +219,14 @@ static void run_openmp_thread(void *region) {
 
 /* Look for OpenMP's runtime in the process: at first, and whenever the pool has slept. */
 static void find_openmp(void) {
+#ifndef _WIN32
     if (own_pool || openmp.parallel || (pool.size && !__atomic_load_n(&pool.worker->asleep, __ATOMIC_RELAXED))) return;
     void *loaded = dlopen("libgomp.so.1", RTLD_LAZY | RTLD_NOLOAD);
     if (!loaded) return;
     openmp.thread = (int (*)(void))dlsym(loaded, "omp_get_thread_num");
     openmp.threads = (int (*)(void))dlsym(loaded, "omp_get_num_threads");
     __atomic_store_n(&openmp.parallel, (Parallel *)dlsym(loaded, "GOMP_parallel"), __ATOMIC_RELEASE);
+#endif
 }
 
 /* Run a task on at most `threads` threads, each with `bytes` of scratch, and wait until all have finished. */
@@ -241,6 +245,8 @@ static Region run(int64_t threads, char *scratch, int64_t bytes, Task *task, con
     return region;
 }
 
+#ifndef _WIN32
+
 /* A fork copies no threads, neither the pool's nor OpenMP's, whose runtime does not notice. */
 static void forget_pool(void) {
     pool.size = pool.busy = 0;
@@ -250,6 +256,8 @@ static void forget_pool(void) {
 __attribute__((constructor)) static void watch_forks(void) {
     pthread_atfork(NULL, NULL, forget_pool);
 }
+
+#endif
 
 /* This thread's share of `count` items: share_begin .. share_end - 1. */
 INLINE int64_t share_begin(const Thread *thread, int64_t count) {

@@ -54,8 +54,8 @@ static void quantise_rows(const act_t *x, int64_t n, int64_t width, int64_t firs
         for (int64_t i = 0; i < n; i++) quantise_block(x + i * width + b * BLOCK_WEIGHTS, to + b * n + i);
 }
 
-/* Are a kind's quants too large for pairs of products in int16? Without VNNI they have a sign then. */
-#ifdef VNNI
+/* Have quants that need eight bits a sign? Not where dot products take unsigned bytes. */
+#ifdef UNSIGNED_DOT
 #define SIGNED(f) 0
 #else
 #define SIGNED(f) ((f).offset == 128)
@@ -81,9 +81,9 @@ INLINE i8_t open_steps(const IntegerFormat f, const char *block, const int s) {
     return SIGNED(f) ? i8_xor(x, i8_set1(-128)) : x;
 }
 
-/* Steps that are multiplied together: with VNNI one; else as many as have sums of pairs that int16 holds. */
+/* Steps that are multiplied together: with dot products of four one; else as many as have sums of pairs that int16 holds. */
 INLINE int steps_together(const IntegerFormat f) {
-#ifdef VNNI
+#ifdef I8_DOT
     (void)f;
     return 1;
 #else
@@ -94,7 +94,7 @@ INLINE int steps_together(const IntegerFormat f) {
 
 /* Add the products of so many steps with their quants to `sum`. */
 INLINE i8_t dot_steps(const IntegerFormat f, i8_t sum, const i8_t *w, const int8_t *quant, const int count) {
-#ifdef VNNI
+#ifdef I8_DOT
     (void)f, (void)count;
     return i8_dot(sum, w[0], quant);
 #else

@@ -1,13 +1,18 @@
-/* int8 dot products: vectors of LANES int32, each of four bytes (`i8_t`). VNNI where the processor has it, else pairs
-   of products in int16 (`maddubs`). */
+/* int8 dot products: vectors of LANES int32, each of four bytes (`i8_t`). On x86 VNNI where the processor has it, else
+   pairs of products in int16 (`maddubs`). */
 
 #ifndef OUTRIDER_SIMD_INT8_H
 #define OUTRIDER_SIMD_INT8_H
 
 #include "vector.h"
 
+#ifdef __aarch64__
+#include "neon_int8.h"
+#else
+
 #if defined(__AVX512VNNI__) && LANES == 16 || defined(__AVX512VNNI__) && defined(__AVX512VL__) || defined(__AVXVNNI__)
-#define VNNI
+#define I8_DOT /* there is `i8_dot` */
+#define UNSIGNED_DOT /* of unsigned bytes */
 #endif
 
 #if LANES == 16
@@ -117,7 +122,7 @@ INLINE i8_t i8_shift_sums(i8_t x, int bits) { /* every int32, to the left */
     return (i8_t)((ints_t)IN_REGISTER(x) << bits);
 }
 
-#ifdef VNNI
+#ifdef I8_DOT
 
 /* Add the products of unsigned bytes and of the four signed ones at `p` to `sum`, four in each int32. */
 INLINE i8_t i8_dot(i8_t sum, i8_t u, const int8_t *p) {
@@ -215,5 +220,7 @@ INLINE void round_to_int8(const f32x8_t x[4], float factor, int8_t *to, int32_t 
     sums[0] = _mm_cvtsi128_si32(first) + _mm_extract_epi32(first, 2) - 128 * 16;
     sums[1] = _mm_cvtsi128_si32(last) + _mm_extract_epi32(last, 2) - 128 * 16;
 }
+
+#endif
 
 #endif

@@ -6,6 +6,8 @@
 
 #ifdef __AVX512F__
 #include "avx512.h"
+#elif defined(__aarch64__)
+#include "neon.h"
 #else
 #include "avx2.h"
 #endif
@@ -68,12 +70,16 @@ INLINE void store_acts(act_t *p, vec_t x) {
 #endif
 
 /* Keep a value in a register from here on, where the compiler would load it again for each use. */
+#ifdef __aarch64__
+#define IN_REGISTER(x) (x) /* instructions take no operands from memory */
+#else
 #define IN_REGISTER(x)                                                                                                 \
     __extension__({                                                                                                    \
         __typeof__(x) pinned = (x);                                                                                    \
         __asm__("" : "+v"(pinned));                                                                                    \
         pinned;                                                                                                        \
     })
+#endif
 
 /* Into the first-level cache, or the second-level one. */
 INLINE void prefetch_near(const void *line) {
