@@ -26,14 +26,16 @@ class Position:
     rounds: int
     rate: float  # of those rounds
     spread: list[float] = field(default_factory=list)  # over prompts: the quantiles 10, 25, 50, 75, 90%
+    counts: list[list[int]] = field(default_factory=list)  # [accepted, rounds] of each prompt
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes that the states of a batch held at its end."""
+    """Bytes that the states of a batch held at its end, and what the process took at most meanwhile."""
 
     cache: int = 0
     drafter: int = 0
+    peak: int = 0
 
 
 @dataclass(frozen=True)

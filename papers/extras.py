@@ -9,6 +9,7 @@ import numpy as np
 from outrider.bench.methods import budget_of
 from outrider.bench.peers.outrider import Ours
 from outrider.bench.runner import Group, Runner
+from outrider.bench.types import PLAIN
 from outrider.core.protocols import Round
 from outrider.drafters._calibrated import families
 from outrider.engine import Batch, Request, Row
@@ -21,7 +22,7 @@ from .reliability import ece, reliability
 from .watch import watch
 
 QUANTILES = (10, 25, 50, 75, 90)
-SHOWN = 16  # prompts of a task whose confidences are looked at
+SHOWN = 30  # prompts of a task whose confidences are looked at
 
 
 def cells_of(document: Document, group: Group) -> dict[str, Cell]:
@@ -70,10 +71,11 @@ def observed(runner: Runner, group: Group, peer: Ours) -> tuple[Reliability | No
     told = Reliability(round(ece(bins), 5), len(pairs), bins) if pairs else None
     found = []
     for node in sorted({n for r in rounds for n in r}):
-        each = [h[node] / r[node] for h, r in zip(hits, rounds, strict=True) if node in r]
+        each = [h.get(node, 0) / r[node] for h, r in zip(hits, rounds, strict=True) if node in r]
         count = sum(r.get(node, 0) for r in rounds)
         rate = round(sum(h.get(node, 0) for h in hits) / count, 5)
-        found.append(Position(node, count, rate, np.percentile(each, QUANTILES).round(4).tolist()))
+        counts = [[h.get(node, 0), r[node]] for h, r in zip(hits, rounds, strict=True) if node in r]
+        found.append(Position(node, count, rate, np.percentile(each, QUANTILES).round(4).tolist(), counts))
     return told, found
 
 
@@ -101,6 +103,9 @@ def capacity(document: Document, groups: Sequence[Group], runner: Runner, limit:
             row = (held(batch.session) + held(batch.drafting)) / len(ids) + 4.0 * nodes * target.vocab
             most = int(max(0.0, limit - used) // row)
             found.append(Capacity(*cell.key, round(row), most, limit))
+    plain = {(c.task, c.temperature, c.batch): c.bytes_per_row for c in found if c.method == PLAIN}
+    less = [c.method for c in found if c.bytes_per_row < plain.get((c.task, c.temperature, c.batch), 0)]
+    assert not less, f"{less[0]} takes less memory than plain decoding: rows that had left were counted"
     return found
 
 

@@ -20,7 +20,7 @@ from outrider.llm import LLM
 from . import extras, formulas
 from .distribution import REFUSED, Tests
 from .document import Cell, Document, Mean, Memory, extended
-from .memory import held
+from .memory import held, peak
 from .quality import quality
 
 
@@ -32,7 +32,7 @@ class Study(Config):
     budgets: tuple[str, ...] = ("auto",)
     variants: tuple[str, ...] = ("plain",)
     judge: str | None = None  # the model that texts are judged by; None: the target judges lossy ones
-    observe: bool = False  # confidences, and which nodes are accepted
+    observe: tuple[str, ...] = ()  # the methods whose confidences and accepted nodes are looked at; "all"
     explain: bool = True  # where the speed goes
     memory: float | None = None  # GiB
 
@@ -71,10 +71,11 @@ def run(study: Study, *, models: Models | None = None, peers: Mapping[str, Peer]
 
 
 def weigh(answer: Answer, rows: int) -> dict[str, int]:
-    """Bytes of the target's and the drafter's states; nothing if a row ended before the others and left them."""
+    """Bytes of the target's and the drafter's states, and what the process took at most since the answer before;
+    nothing if a row ended before the others and left them."""
     if not answer.states or len(answer.states[0].lengths) < rows:
         return {}
-    return dict(zip(("cache", "drafter"), map(held, answer.states), strict=True))
+    return {**dict(zip(("cache", "drafter"), map(held, answer.states), strict=True)), "peak": peak()}
 
 
 def fill_in(cell: Cell, analysis: Analysis) -> None:
@@ -84,7 +85,7 @@ def fill_in(cell: Cell, analysis: Analysis) -> None:
     table, bases = analysis.tables[cell.key]
     sizes = [t.memory for s in table.samples[0] for t in s.turns if t.memory]
     if sizes:
-        cell.memory = Memory(*(max(m.get(k, 0) for m in sizes) for k in ("cache", "drafter")))
+        cell.memory = Memory(*(max(m.get(k, 0) for m in sizes) for k in ("cache", "drafter", "peak")))
     usages = table.usages()
     plain = Table.of(bases["plain"], [s.chunk for s in table.samples[0]]).usages()
     if usages and plain and cell.speedup:
@@ -140,7 +141,8 @@ def observe(document: Document, grid: Grid, study: Study, judge: LLM | None) -> 
                 continue
             if not cell.lossless or judge is not None:
                 cell.quality = quality(runner, group, cell.method, cell.variant, judge or runner.models.llm())
-            if study.observe and cell.alpha and (peer := extras.ours(runner, cell.method)):
+            seen = {"all", cell.label or cell.spec} & set(study.observe)
+            if seen and cell.alpha and (peer := extras.ours(runner, cell.method)):
                 cell.reliability, cell.positions = extras.observed(runner, group, peer)
         if study.explain and group.batch == 1 and (found := extras.explained(runner, group, cells)):
             document.explain.append(found)

@@ -1,11 +1,10 @@
-"""The tables of docs/results.md from papers/results: `python -m papers.page`.
+"""The tables of docs/results.md from papers/results: `python -m papers page`.
 
 They stand between marks; the words around them are written by hand.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
 from typing import Any
@@ -83,9 +82,4 @@ def results() -> dict[str, str]:
 
 
 def main() -> None:
-    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     replaced(ROOT / "docs" / "results.md", results())
-
-
-if __name__ == "__main__":
-    main()

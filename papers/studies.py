@@ -172,14 +172,14 @@ STUDIES: dict[str, Study | Callable[[], Study]] = {
                                 variants=("eager", "plain", "int8", "native")),
     "smollm2_findings": replace(COUNTED, drafters=FOUND),
     "smollm2_confidence": replace(COUNTED, drafters=CONFIDENT, rules=("coupled", "rejection"), budgets=("16x6",),
-                                  tasks=SHORT[1:], observe=True),
+                                  tasks=SHORT[1:], observe=("all",)),
     "drafters": replace(BASE, drafters=DRAFTERS, peers=("transformers", "transformers:demo"),
                         temperatures=(0.0, 1.0), limit=11),
     "batches": replace(BASE, drafters=(f"{HASS}@16x6", f"{CHAIN}@6x5", "lookup@16x6"), batch_sizes=(1, 2, 4, 8),
                        tasks=("demo/gsm8k", "demo/oasst", "demo/self-dialogue"), limit=16, memory=1.0,
                        keep_loops=True, variants=("eager",)),
     "sizes": replace(BASE, drafters=(HASS,), budgets=("4x3", "8x4", "16x6", "32x6", "60x6"), temperatures=(0.0, 1.0),
-                     limit=4, observe=True),
+                     limit=4, observe=("all",)),
     "blocks": replace(BASE, drafters=("block=block:demo?scale=1", HASS, "EAGLE-3=eagle3:demo?scale=1"),
                       budgets=SIZES, temperatures=(0.0, 0.6, 1.0), limit=3,
                       tasks=("demo/gsm8k", "demo/oasst", "demo/self-dialogue"), keep_loops=True, peers=()),
@@ -192,12 +192,17 @@ STUDIES: dict[str, Study | Callable[[], Study]] = {
                         peers=("transformers", "transformers?cache=static", "transformers?lookup=10")),
     "temperatures": replace(BASE, drafters=(f"{HASS}@16x6", f"{CHAIN}@6x5"), rules=("coupled", "rejection", "typical"),
                             temperatures=(0.0, 0.3, 0.6, 1.0), limit=3),
+    # Sampled under `rejection`, as many tokens as a bias of 0.0026 takes to be seen.
+    "laws": replace(BASE, tokens=256, temperatures=(1.0,), limit=23, batch_sizes=(23,), peers=(), explain=False,
+                    keep_loops=True, drafters=tuple(f"{name}={spec}@rejection" for name, spec in (
+                        ("chain", "model?tree=chain@6x5"), ("sampled tree", "model@3,2,1"),
+                        ("dynamic tree", "eagle:demo?scale=1@16x5")))),
     "calibration": replace(BASE, drafters=tuple(f"{label}={spec}" for label, spec in (
                                ("hass", "eagle:demo/hass?scale=1"), ("hass fitted", "eagle:demo/hass"),
                                ("eagle", "eagle:demo?scale=1"), ("eagle fitted", "eagle:demo"),
                                ("model", "model?scale=1"), ("model fitted", "model"))),
                            budgets=("16x6",), rules=("coupled", "rejection"), temperatures=(0.0, 1.0), limit=13,
-                           observe=True, peers=()),
+                           observe=("all",), peers=()),
     "typical": replace(BASE, drafters=("Medusa=medusa:demo?scale=1@16x4",), temperatures=(0.7,),
                        rules=("coupled", *TYPICAL), limit=3),
     "ladder": replace(BASE, drafters=tuple(f"{name}={MEDUSA}?{tree}@16x4" for name, tree in LADDER.items()), limit=9,
@@ -207,7 +212,7 @@ STUDIES: dict[str, Study | Callable[[], Study]] = {
     "mamba": replace(BASE, drafters=MAMBAS, temperatures=(0.0, 1.0), limit=13, peers=()),
     "mamba_calibration": replace(BASE, drafters=tuple(f"{label}={CHAINS[f'{kind} 1.5M']}" for label, kind in (
                                      ("mamba", "Mamba"), ("transformer", "Llama"))), budgets=("16x6",),
-                                 temperatures=(0.0, 1.0), limit=13, observe=True, peers=()),
+                                 temperatures=(0.0, 1.0), limit=13, observe=("all",), peers=()),
     **{f"context_{n}": contexts.study(n, CHAINS) for n in contexts.LENGTHS},
     "t5": Study("runs/t5/larger", ("T5=model:runs/t5/smaller?tree=chain",), ("runs/t5/heldout.jsonl",), (0.0, 1.0),
                 rules=("rejection", "coupled"), budgets=("4x3", "6x5", "8x7"), peers=(), tokens=40, limit=12, repeats=3,
@@ -229,26 +234,30 @@ STUDIES: dict[str, Study | Callable[[], Study]] = {
 }  # fmt: skip
 # Run beside other work: their times say nothing, and are not kept.
 UNTIMED = ("smollm2_findings", "smollm2_confidence", "smollm2_taus")
+BINS = ("calibration", "smollm2_confidence", "eagle2_smollm2", "eagle2_demo", "mamba_demo")  # kept of reliabilities
 # Of these, pages show means over tasks alone.
 MEANS = ("blocks", "smollm2_batches", "smollm2_summaries", "grafts")
 TIMES = ("tokens_per_second", "speedup", "whole", "over_stock", "prefill_ms", "round_ms")
 UNSHOWN = ("faults", "reason", "prompt_tokens", "new_tokens", "label", "peer", "divergences")
 
 
-def by_prompt(lines: Iterable[str]) -> dict[str, dict[str, list[float]]]:
-    """tau of each prompt by method and temperature, of the lines of a run's samples: for comparisons in pairs."""
-    found: dict[str, dict[str, dict[int, float]]] = {}
+def by_prompt(lines: Iterable[str]) -> dict[str, dict[str, list[list[int]]]]:
+    """[tokens, rounds] of each batch of prompts by method and temperature, of the lines of a run's samples: for
+    comparisons in pairs."""
+    found: dict[str, dict[str, dict[int, list[int]]]] = {}
     for sample in map(json.loads, lines):
         usages = [usage for turn in sample["turns"] for usage in turn["usages"]]
-        tau = sum(u["new_tokens"] - 1 for u in usages) / max(1, sum(u["rounds"] for u in usages))
+        counts = [sum(u["new_tokens"] - 1 for u in usages), sum(u["rounds"] for u in usages)]
         mine = found.setdefault(sample["method"], {}).setdefault(f"{sample['temperature']:g}", {})
-        mine[sample["digest"]] = round(tau, 5)
-    return {m: {t: [taus[key] for key in sorted(taus)] for t, taus in of.items()} for m, of in found.items()}
+        mine[sample["digest"]] = counts
+    return {m: {t: [counts[key] for key in sorted(counts)] for t, counts in of.items()} for m, of in found.items()}
 
 
-def kept(document: Document, name: str, taus: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
+def kept(
+    document: Document, name: str, taus: Mapping[str, Any] = MappingProxyType({}), timed: bool = True
+) -> dict[str, Any]:
     """A report without what no page shows, and without the folders of the machine; a method goes by its label or SPEC
-    alone where no other has the same."""
+    alone where no other has the same. `timed`: its times are kept."""
     found: dict[str, Any] = to_json(document)
     for folder in ("data", "out"):
         found["run"]["arguments"].pop(folder, None)
@@ -259,7 +268,7 @@ def kept(document: Document, name: str, taus: Mapping[str, Any] = MappingProxyTy
     for part in ("cells", "macro", "pooled", "explain", "capacity"):
         for row in found[part]:
             row["method"] = short[row["method"]] if often[short[row["method"]]] == 1 else row["method"]
-            for time in TIMES if name in UNTIMED else ():
+            for time in () if timed else TIMES:
                 row.pop(time, None)
     cells = [{k: v for k, v in c.items() if k not in UNSHOWN} for c in found["cells"]]
     cells = [] if name in MEANS else cells
@@ -268,8 +277,9 @@ def kept(document: Document, name: str, taus: Mapping[str, Any] = MappingProxyTy
         if name != "t5":
             cell.pop("theory", None)
         if "positions" in cell:
-            cell["positions"] = cell["positions"][:3]
-        if "reliability" in cell and name not in ("calibration", "smollm2_confidence"):
+            few = [{k: v for k, v in p.items() if k != "counts"} for p in cell["positions"][:3]]
+            cell["positions"] = cell["positions"] if cell["method"] == "positions" else few
+        if "reliability" in cell and name not in BINS:
             cell["reliability"].pop("bins")
     return found
 
@@ -297,7 +307,7 @@ def main() -> None:
         except InputError as error:
             parser.error(f"{name}: {error}")
         lines = (RUNS / name / "samples.jsonl").read_text(encoding="utf-8").splitlines() if name in UNTIMED else []
-        write(name, kept(document, name, by_prompt(lines)))
+        write(name, kept(document, name, by_prompt(lines), timed=name not in UNTIMED))
 
 
 if __name__ == "__main__":

@@ -129,6 +129,13 @@ def test_rows_look_at_every_word(options: dict[str, Any]) -> None:
         ("lookup@16x6", "", "lookup", "16x6", ""),
         ("lookup@auto", "", "lookup", "auto", ""),
         ("lookup@3,2,1 2,1 none", "", "lookup", "3,2,1 2,1 none", ""),
+        (
+            "lookup@3,2 2,1 reward=paper scope=request@rejection",
+            "",
+            "lookup",
+            "3,2 2,1 reward=paper scope=request",
+            "rejection",
+        ),
         ("lookup@block", "", "lookup", "", "block"),
         ("lookup@typical?epsilon=0.2&delta=0.1", "", "lookup", "", "typical?epsilon=0.2&delta=0.1"),
         ("HASS=eagle:demo/hass@16x6@rejection", "HASS", "eagle:demo/hass", "16x6", "rejection"),

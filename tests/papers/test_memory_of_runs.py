@@ -25,7 +25,7 @@ from outrider.engine import Batch, Request, Row
 from outrider.nets.mamba import State
 from outrider.testing import TableTarget
 from papers.measure import weigh
-from papers.memory import held
+from papers.memory import held, peak
 
 LENGTHS = (40, 300, 900)
 
@@ -62,6 +62,15 @@ def test_a_ring_ends() -> None:
     ring: list[Any] = [torch.zeros(2)]
     ring.append(ring)
     assert held(ring) == 8
+
+
+def test_the_peak_begins_anew_with_each_look() -> None:
+    peak()
+    before = peak()
+    taken = torch.ones(2**25)  # 128 MiB, let go before the look
+    del taken
+    assert peak() - before > 100 * 2**20
+    assert peak() - before < 60 * 2**20
 
 
 def test_weights_are_no_state() -> None:
@@ -157,7 +166,7 @@ def test_samples_say_what_was_held(models: Models, text: list[int], tmp_path: Pa
     assert runner.run(Group(Task("two", prompts, raw=True), 0.0, 1, rows, 1))
     told = {(s.method.partition(",")[0], s.chunk): s.turns[0].memory for s in runner.store.samples}
     assert len(told) == 6
-    assert all(set(m) == {"cache", "drafter"} for m in told.values())
+    assert all(set(m) == {"cache", "drafter", "peak"} for m in told.values())
     slot = 24 * 2 * 64 * 4
     for (_, chunk), memory in told.items():
         n = next(s.lengths[0] for s in runner.store.samples if s.chunk == chunk)
@@ -183,4 +192,5 @@ def test_a_batch_is_weighed_whole_or_not_at_all(models: Models, text: list[int])
         assert held(made.session) == pytest.approx(3 * alone["cache"], rel=0.01)
         assert held(made.drafting) == pytest.approx(3 * alone["drafter"], rel=0.1)
         if spec == "none":
-            assert weigh(first, 3) == {"cache": held(made.session), "drafter": 0}
+            told = weigh(first, 3)
+            assert (told["cache"], told["drafter"]) == (held(made.session), 0)

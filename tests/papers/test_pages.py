@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def test_the_page_is_up_to_date() -> None:
     text = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
     tables = page.results()
-    assert page.filled(text, tables) == text, "run python -m papers.page: docs/results.md has old tables"
+    assert page.filled(text, tables) == text, "run python -m papers page: docs/results.md has old tables"
     missing = [mark for mark, table in tables.items() if table == "Not measured."]
     assert not missing, f"no results for {missing}"
 

@@ -46,8 +46,8 @@ def test_a_run_beside_other_work_keeps_no_times() -> None:
     cell = Cell("t", 0.0, 1, "HASS", speedup=told, tau=told, round_ms=RoundTime(1, 2, 3), reliability=bins)
     mean = Mean(0.0, 1, "HASS", speedup=told, tokens_per_second=told, tau=told, round_ms=RoundTime(1, 2, 3))
     document = Document(RunInfo("smollm2"), cells=[cell], pooled=[mean], macro=[mean])
-    for name in studies.UNTIMED:
-        found = studies.kept(document, name)
+    for name in (*studies.UNTIMED, "eagle_demo"):
+        found = studies.kept(document, name, timed=False)
         for row in (*found["cells"], *found["pooled"], *found["macro"]):
             assert row["tau"] == list(told)
             assert not set(row) & {"speedup", "tokens_per_second", "round_ms"}
@@ -55,7 +55,7 @@ def test_a_run_beside_other_work_keeps_no_times() -> None:
     assert studies.kept(document, "drafters")["pooled"][0]["speedup"] == list(told)
 
 
-def test_tau_of_each_prompt() -> None:
+def test_tokens_and_rounds_of_each_prompt() -> None:
     """Both turns of a prompt count together; prompts stand in the same order for every method."""
 
     def line(method: str, digest: int, *turns: tuple[int, int]) -> str:
@@ -64,7 +64,7 @@ def test_tau_of_each_prompt() -> None:
 
     lines = [line("a", 7, (9, 4), (5, 2)), line("a", 3, (4, 3)), line("b", 3, (4, 1)), line("b", 7, (13, 3))]
     taus = studies.by_prompt(lines)
-    assert taus == {"a": {"0": [1.0, 2.0]}, "b": {"0": [3.0, 4.0]}}
+    assert taus == {"a": {"0": [[3, 3], [12, 6]]}, "b": {"0": [[3, 1], [12, 3]]}}
     cells = [Cell("t", 0.0, 1, "a", "A"), Cell("t", 0.0, 1, "b", spec="lookup")]
     told = studies.kept(Document(RunInfo("smollm2"), cells=cells), "smollm2_findings", taus)["run"]["methods"]
     assert told == {"A": taus["a"], "lookup": taus["b"]}, "by the names that the report has"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from typing import Any
 
 from ..params import InputError
 from .adaptive import AdaptiveBudget
@@ -10,6 +12,7 @@ from .bandit import BanditBudget, Play
 from .budgeter import MOST, Budgeter, FixedBudget, check_shape, nodes
 
 SPELLINGS = "auto, none, NODESxDEPTH as in 16x6, a shape as in 3,2,1, or several shapes for a bandit as in '3,2,1 none'"
+OF_A_BANDIT: dict[str, Callable[[str], Any]] = {"reward": str, "scope": str, "explore": float, "discount": float}
 
 
 def parse(text: str) -> Budgeter:
@@ -17,7 +20,8 @@ def parse(text: str) -> Budgeter:
 
     `auto` (adaptive), `16x6` (at most 16 nodes with the root, at most 6 deep), `3,2,1` (a static shape: children of
     every node of a depth), several shapes for a bandit as in `3,2,1 2,1 none`, with the drafter's number before a
-    shape where it chooses among several (`1:3,2,1 2:1,1`), and `none` (plain decoding).
+    shape where it chooses among several (`1:3,2,1 2:1,1`), and `none` (plain decoding). Fields of `BanditBudget` may
+    follow a bandit's shapes: `3,2,1 2,1 reward=paper scope=request explore=0.3 discount=1`.
 
     Raises InputError, also for a draft that is empty or too large.
 
@@ -34,16 +38,33 @@ def parse(text: str) -> Budgeter:
         if not 2 <= count <= MOST or depth < 1:
             raise InputError(f"a budget NODESxDEPTH has 2 to {MOST} nodes and a depth of 1 or more, not {text}")
         return FixedBudget(count, depth)
-    arms = tuple(map(_arm, text.split()))
+    words, options = [w for w in text.split() if "=" not in w], [w for w in text.split() if "=" in w]
+    arms = tuple(map(_arm, words))
     if not arms:
         raise InputError(f"a budget is {SPELLINGS}, not {text!r}")
     if len(arms) > 1:
-        return BanditBudget(arms)
+        return BanditBudget(arms, **_fields(options))
+    if options:
+        raise InputError(f"the budget {text!r} has {options[0]}, which only a bandit over several shapes has")
     part, shape = arms[0]
     if part:
         raise InputError(f"the budget {text!r} names a second drafter; a choice needs a shape for each of them")
     check_shape(shape)
     return FixedBudget(nodes(shape), len(shape), shape)
+
+
+def _fields(words: list[str]) -> dict[str, Any]:
+    """`reward=paper` and the like as keyword arguments of a bandit."""
+    found: dict[str, Any] = {}
+    for word in words:
+        name, _, value = word.partition("=")
+        if name not in OF_A_BANDIT or name in found:
+            raise InputError(f"a bandit has {', '.join(OF_A_BANDIT)}, each once, not {word!r}")
+        try:
+            found[name] = OF_A_BANDIT[name](value)
+        except ValueError:
+            raise InputError(f"{name} is a number, as in {name}=0.3, not {word!r}") from None
+    return found
 
 
 def _arm(word: str) -> Play:

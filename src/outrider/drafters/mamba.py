@@ -1,7 +1,7 @@
 """Mamba drafters (Choi et al. 2025): a state-space model as draft model, whose memory is constant in the context.
 
 A row's state after its committed text is all there is to remember. Each round the tokens that the drafter has not read,
-the root last, advance it; then the tree grows by batch generation (section 3.2 of the paper): the nodes to expand begin
+the root last, advance it; then the tree grows by batch generation (section 4.1 of the paper): the nodes to expand begin
 with their parents' states and take one step together, one forward pass per depth. Every node that was fed
 keeps its state until the round ends, so after verification the accepted node's state is selected, and nothing is
 computed again. Trees, noise and distributions are those of all stepping drafters (`_growth.py`).

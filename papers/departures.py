@@ -1,0 +1,36 @@
+"""What stands beside a row's verdict: letters for departures from its paper, digits for why something was not run."""
+
+from __future__ import annotations
+
+DEPARTURES = {
+    "a": "speeds at T = 1 are stored under `coupled` alone, which no paper has",
+    "b": "8,192 of SmolLM2's 49,152 tokens can be drafted",
+    "c": "Medusa's heads share one matrix of 8,192 tokens, where the paper has a head each",
+    "d": "HASS's chains stand for a draft model's",
+    "e": "HASS's trees stand for Medusa's",
+    "f": "acceptance at a depth is that of the rounds that came so far",
+    "g": "the Mamba learnt from nothing on the target's answers; the paper tunes a pretrained one",
+    "h": "dynamic trees of 16 nodes, not chains",
+    "i": "made by an earlier version of the program, whose run did not store its time and machine",
+    "j": "a budget of half a million tokens for each training",
+    "k": "the weight of the tokens' loss is 0.5 (paper: 0.1)",
+    "l": "HASS with two passes and without its top-K term",
+    "m": "tau stands for speed",
+    "n": "the states' bytes, not the peak of the process",
+    "o": "methods with unequal nodes: EAGLE's static tree 26, the others 16",
+    "p": "few prompts, and not the dense target's",
+    "q": "T5 of 0.5 and 2 million parameters, trained here",
+    "s": "texts and code in place of LongBench",
+    "t": "trees of 16 nodes in place of chains of five",
+    "v": "prompt lookup and Lookahead with their automatic budgets, the networks with 16 nodes",
+    "u": "compiled passes stand for gpt-fast, four or eight bits of ours for int4; HASS for EAGLE",
+}
+WHY = {
+    "1": "EAGLE's own weights for SmolLM2 are not in the repository; 8 million tokens take 65 minutes of a quiet core",
+    "2": "the draft models, Hydra and the Mamba for SmolLM2 are not in the repository (37 to 80 minutes each)",
+    "3": "the paper's own study has not been run",
+    "4": "the trainings as published have not been run (4 to 12 minutes each)",
+    "5": "speeds under `rejection` take a quiet machine",
+    "6": "it takes GPUs",
+    "7": "it takes a mixture of experts of this size, and a training",
+}

@@ -1,0 +1,1 @@
+"""eagle: claims, published facts, runs, judges and verdicts."""

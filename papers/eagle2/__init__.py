@@ -1,0 +1,1 @@
+"""eagle2: claims, published facts, runs, judges and verdicts."""

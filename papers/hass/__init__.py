@@ -1,0 +1,1 @@
+"""hass: claims, published facts, runs, judges and verdicts."""

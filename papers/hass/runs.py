@@ -1,0 +1,20 @@
+"""HASS beside EAGLE: the same network, data, steps and rate; chains of five, and EAGLE-2's trees.
+
+The trainings are those of `papers/ablations`: every option is pinned there, whatever the recipes become.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..rows import merged, sources
+
+METHODS = {
+    "HASS": "{hass}?scale=1@26x5@rejection",
+    "EAGLE-2": "{eagle}?scale=1@26x5@rejection",
+    "HASS chain": "{hass}?tree=chain@6x5@rejection",
+    "EAGLE chain": "{eagle}?tree=chain@6x5@rejection",
+}
+CHANGES: dict[str, Any] = {}
+NAMES = {"HASS": "HASS", "EAGLE-2": "EAGLE-2", "HASS chain": "HASS chain", "EAGLE chain": "EAGLE chain"}
+USES = {"demo": merged(sources("drafters", NAMES))}

@@ -1,0 +1,1 @@
+"""mamba: claims, published facts, runs, judges and verdicts."""

@@ -1,0 +1,189 @@
+"""Choi et al. 2025: Mamba drafters beside Transformers, over contexts, tokenizers and tree shapes; the bandit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from math import sqrt
+
+from .. import contexts
+from ..document import Cell
+from ..figures import CLOSE, Check, Figure, beside, close, higher, least, quotient, true
+from ..reliability import ece
+from ..rows import Measured, Missing, Statement, computed_by, judges
+from .runs import SHAPES
+
+CONTEXTS = " ".join(f"context_{n}" for n in contexts.LENGTHS)
+NAMES = {"Mamba": "Mamba 1.5M", "Llama": "Transformer 1.5M", "EAGLE": "EAGLE"}  # of the studies of contexts
+
+
+def over_contexts(m: Measured, name: str, of: Callable[[Cell], float | None]) -> list[float]:
+    """A number of a drafter by the context's length."""
+    found = []
+    for n in contexts.LENGTHS:
+        cells = [c for c in m.at(f"context_{n}").cells if c.method == NAMES[name] and c.temperature == 0]
+        value = of(cells[0]) if cells else None
+        if value is None:
+            raise Missing(f"{name} at {n} tokens was not run")
+        found.append(value)
+    return found
+
+
+def state(cell: Cell) -> float | None:
+    return cell.memory.drafter / 1024 if cell.memory else None
+
+
+def peak(cell: Cell) -> float | None:
+    return cell.memory.peak / 2**20 if cell.memory and cell.memory.peak else None
+
+
+def step(cell: Cell) -> float | None:
+    """Milliseconds of drafting for each drafted token."""
+    return cell.round_ms.draft / (cell.nodes - 1) if cell.round_ms and cell.nodes else None
+
+
+@judges("Ma-F1", studies=dict.fromkeys(("demo",), CONTEXTS), SmolLM2="2", demo="in")
+def memory_and_time(m: Measured) -> Iterator[Statement]:
+    if m.model != "demo":
+        raise Missing("a Mamba of this target over contexts was not run")
+    for name in NAMES:
+        sizes = over_contexts(m, name, state)
+        grows = sizes == sorted(set(sizes))
+        words, right = ("is constant", len(set(sizes)) == 1) if name == "Mamba" else ("grows", grows)
+        yield true(f"the {name}'s state {words} over contexts, KiB", right, ", ".join(f"{n:,.0f}" for n in sizes))
+    growth = {name: (times := over_contexts(m, name, step))[-1] / times[0] for name in ("Mamba", "Llama")}
+    words = "a drafted token's time grows more with the Transformer than with the Mamba"
+    yield true(words, growth["Llama"] > growth["Mamba"], f"{growth['Llama']:.2f}x against {growth['Mamba']:.2f}x")
+    yield lambda: least("the peak memory of the Transformer's growth over the Mamba's, above 1", peaks(m), 1.0)
+
+
+def peaks(m: Measured) -> Figure:
+    """How much more the process's peak grows over contexts with the Transformer."""
+    mamba, llama = (over_contexts(m, name, peak) for name in ("Mamba", "Llama"))
+    return Figure.of((llama[-1] - llama[0]) / (mamba[-1] - mamba[0]), rough=0.1)
+
+
+@judges("Ma-F2", studies={"demo": "mamba"}, SmolLM2="2", demo="a5")
+def sizes(m: Measured) -> Iterator[Statement]:
+    for name in ("small Llama, chain", "Mamba, chain", "Llama, chain"):
+        for t in (0, 1):
+            yield lambda: higher(
+                f"tokens/s at T = {t}, the small Mamba over the {name}",
+                m("small Mamba, chain", t, "tokens_per_second"),
+                m(name, t, "tokens_per_second"),
+            )
+
+
+@judges("Ma-F3", SmolLM2="gh", demo="3")
+def reliability(m: Measured) -> Iterator[Statement]:
+    for t in (0, 1):
+        bins = {name: m.bins(f"{name}, tree", t) for name in ("Llama", "Mamba")}
+        errors = {}
+        for name, mine in bins.items():
+            n = sum(b.count for b in mine)
+            half = 1.96 * sqrt(sum(b.count * b.acceptance * (1 - b.acceptance) for b in mine)) / n
+            errors[name] = Figure(ece(mine), ece(mine) - half, ece(mine) + half)
+        yield lambda: higher(f"calibration error at T = {t}, Transformer over Mamba", errors["Llama"], errors["Mamba"])
+
+
+def best(m: Measured, name: str) -> str:
+    """The trees of SmolLM2's stored speeds; chains elsewhere."""
+    return f"{name}, tree" if m.model == "SmolLM2" else f"{name}, chain"
+
+
+@judges("Ma-T1a", SmolLM2="agt5", demo="a")
+def against_transformers(m: Measured) -> Iterator[Statement]:
+    for t in (0, 1):
+        yield lambda: higher(f"tau at T = {t}, Mamba over Llama", *(m(best(m, x), t) for x in ("Mamba", "Llama")))
+    for t in (0, 1):
+        yield lambda: higher(f"tokens/s at T = {t}, Mamba over Llama", *speeds(m, t))
+        yield lambda: close(f"Mamba over Llama at T = {t}, twice as fast", quotient(*speeds(m, t)), 2.0)
+
+
+def speeds(m: Measured, t: float) -> tuple[Figure, Figure]:
+    """Tokens a second with the Mamba and with the Llama."""
+    mamba, llama = (m(best(m, name), t, "tokens_per_second") for name in ("Mamba", "Llama"))
+    return mamba, llama
+
+
+@judges("Ma-T1b", SmolLM2="agt5", demo="3")
+def against_eagle(m: Measured) -> Iterator[Statement]:
+    for t in (0, 1):
+        yield lambda: quotient_like(m, t, "tau")
+    for t in (0, 1):
+        yield lambda: quotient_like(m, t, "speedup")
+
+
+def quotient_like(m: Measured, t: float, of: str) -> Check:
+    mamba, eagle = (m(best(m, name), t, of) for name in ("Mamba", "EAGLE"))
+    return close(f"{of} at T = {t:g}, Mamba's like EAGLE's", quotient(mamba, eagle), 1.0)
+
+
+@judges("Ma-T2", studies={"demo": CONTEXTS}, SmolLM2="2", demo="ins")
+def long_contexts(m: Measured) -> Iterator[Statement]:
+    if m.model != "demo":
+        raise Missing("a Mamba of this target over contexts was not run")
+    mamba, eagle = (over_contexts(m, name, state)[-1] for name in ("Mamba", "EAGLE"))
+    yield true(
+        "at 8,192 tokens the Mamba's state is half of EAGLE's or less", mamba <= eagle / 2, f"{mamba / eagle:.0%}"
+    )
+    raise Missing("peak memory, and tau beyond the target's own length, were not run")
+
+
+@judges("Ma-T3", SmolLM2="g2", demo="3")
+def tokenizer(m: Measured) -> Iterator[Statement]:
+    own = "its own" if m.model == "demo" else "Mamba, chain"
+    for t in (0, 1):
+        yield lambda: least(
+            f"gain in tau at T = {t}, half or more is kept", kept(m("another tokenizer", t), m(own, t)), 0.5
+        )
+
+
+def kept(other: Figure, own: Figure) -> Figure:
+    """The share that is kept of the tokens beyond the target's own, as if both were measured independently."""
+    return quotient(*(Figure(f.value - 1, f.low - 1, f.high - 1) for f in (other, own)))
+
+
+@judges("Ma-T4", SmolLM2="ag2", demo="a")
+def tree(m: Measured) -> Iterator[Statement]:
+    shape = "Mamba, 3,2,2,1,1"
+    for of in ("tau", "tokens_per_second"):
+        for t in (0, 1):
+            yield lambda: higher(f"{of} at T = {t}, tree over chain", m(shape, t, of), m("Mamba, chain", t, of))
+    yield lambda: beside("tau of the chain at T = 1", m("Mamba, chain, coupled", 1), m("Mamba, chain", 1))
+
+
+@judges("Ma-T5", SmolLM2="ag2", demo="a3")
+def shapes(m: Measured) -> Iterator[Statement]:
+    for of in ("tau", "tokens_per_second"):
+        for t in (0, 1):
+            yield lambda: spread(m, "Mamba", t, of)
+    yield lambda: higher("tau at T = 0, the Transformer's first shape over its last",
+                         m(f"Llama, {SHAPES[0]}", 0), m(f"Llama, {SHAPES[-1]}", 0))  # fmt: skip
+
+
+def spread(m: Measured, name: str, t: float, of: str) -> Check:
+    found = {shape: m(f"{name}, {shape}", t, of) for shape in SHAPES}
+    slow, fast = (pick(found, key=lambda s: found[s].value) for pick in (min, max))
+    words = f"{of} of the {name} at T = {t:g}, the least of the shapes within {CLOSE:.0%} of the most"
+    return close(words, quotient(found[slow], found[fast]), 1.0)
+
+
+@judges("Ma-T6", SmolLM2="g25", demo="5")
+def bandit(m: Measured) -> Iterator[Statement]:
+    for t in (0, 1):
+        of = "tokens_per_second"
+        yield lambda: higher(f"tokens/s at T = {t}, the paper's bandit over the shape (3,3,2,1)",
+                             m("Mamba, bandit", t, of), m(f"Mamba, {SHAPES[0]}", t, of))  # fmt: skip
+
+
+@judges("Ma-alg1")
+def verification(m: Measured) -> Iterator[Statement]:
+    for t in (0, 1):
+        yield lambda: m.same_text(t, {"SmolLM2": "smollm2_taus", "demo": "mamba"}[m.model])
+
+
+computed_by("Ma-eq1", "tests/unit/test_bandit.py::test_ucb_by_hand")
+computed_by("Ma-eq2", "tests/unit/test_bandit.py::test_rewards")
+computed_by(
+    "Ma-eq5", "tests/unit/test_bandit.py::test_exact_rewards_find_the_faster_arm_where_the_mean_of_shares_does_not"
+)

@@ -1,0 +1,1 @@
+"""medusa: claims, published facts, runs, judges and verdicts."""

@@ -1,0 +1,120 @@
+"""The papers' own studies: the same methods on every model, each under the papers' rule.
+
+A paper's `runs.py` names its METHODS as templates over a model's drafters; `study` makes a grid of them. Drafters that
+are not there are left out, with the command that makes them. What is counted (tokens, rounds, acceptance) does not
+depend on the clock; times are kept only of a run on a quiet machine (`--quiet`).
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from outrider.machine import processor
+
+from . import rows, studies
+from .measure import Study
+from .measure import run as measure
+
+EVAL = str(rows.ROOT.parent / "shared" / "data" / "eval")  # the papers' prompts
+FLAGS = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "avx_vnni", "amx_bf16", "amx_int8")  # that passes use
+TRAIN = "python -m recipes.smollm2.answers --unpack && python -m recipes.smollm2.train"
+
+
+@dataclass(frozen=True)
+class Model:
+    """A target and its drafters by the names of templates.
+
+    Args:
+        drafters: SPECs. Those with a folder are left out where it is missing.
+        study: the grid's model, tasks, prompts and tokens.
+        made: what makes a drafter that is not in the repository.
+    """
+
+    drafters: Mapping[str, str]
+    study: Study
+    made: Mapping[str, str]
+
+
+SMOLLM2 = Model(
+    {
+        "eagle": "eagle:papers/eagle/drafter", "hass": "eagle:smollm2/hass", "medusa": "medusa:smollm2/medusa",
+        "chain": "eagle:smollm2/hass", "hydra": "hydra:runs/smollm2/hydra/best",
+        "llm": "model:runs/smollm2/draft-lm/best", "llama": "model:runs/smollm2/draft-lm/best",
+        "mamba": "mamba:runs/smollm2/mamba/best", "other": "mamba:demo/mamba",
+    },
+    Study(
+        "smollm2", temperatures=(0.0, 1.0), tokens=128, limit=30, batch_sizes=(5,), data=EVAL, peers=(), explain=False,
+        tasks=("mt-bench", "humaneval", "gsm8k", "alpaca", "cnn-dm@600", "natural-questions"),
+    ),
+    {name: f"{TRAIN} {method}" for name, method in (
+        ("hydra", "hydra"), ("llm", "draft-lm"), ("llama", "draft-lm"), ("mamba", "mamba"))},
+)  # fmt: skip
+DEMO = Model(
+    {
+        "eagle": "eagle:demo",
+        "hass": "eagle:demo/hass",
+        "medusa": "medusa:demo",
+        "chain": "model",
+        "hydra": "hydra:demo",
+        "llm": "model",
+        "llama": "model:demo/llama",
+        "mamba": "mamba:demo/mamba",
+    },
+    Study("demo", temperatures=(0.0, 1.0), tokens=64, limit=13, batch_sizes=(3,), peers=(), explain=False),
+    {},
+)
+MODELS = {"SmolLM2": SMOLLM2, "demo": DEMO}
+
+
+def there(spec: str) -> bool:
+    """Whether a drafter's folder is there; names of the package always are."""
+    _, _, folder = spec.partition(":")
+    return not folder.startswith(("runs/", "papers/")) or (rows.ROOT / folder / "config.json").is_file()
+
+
+def study(paper: str, model: str) -> tuple[Study, list[str]]:
+    """A paper's grid on a model, and the drafters that it lacks."""
+    module, given = import_module(f"papers.{paper}.runs"), MODELS[model]
+    lacks: dict[str, None] = {}
+    drafters = []
+    for label, template in module.METHODS.items():
+        name = template.partition("{")[2].partition("}")[0]
+        spec = given.drafters.get(name, "")
+        if name and (not spec or not there(spec)):
+            lacks[name] = None
+            continue
+        drafters.append(f"{label}={template.format(**given.drafters)}")
+    grid = replace(given.study, drafters=tuple(drafters), **getattr(module, "CHANGES", {}).get(model, {}))
+    return grid, list(lacks)
+
+
+def machine() -> dict[str, Any]:
+    """The processor by name, with what passes use of it, and the commit."""
+    facts = dict(line.split(":", 1) for line in processor().splitlines() if ":" in line)
+    facts = {key.strip(): value.strip() for key, value in facts.items()}
+    flags = set(facts.get("flags", "").split())
+    git = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    numbers = " ".join(facts[key] for key in ("cpu family", "model") if key in facts)
+    return {"name": facts.get("model name", ""), "family and model": numbers, "flags": [f for f in FLAGS if f in flags],
+            "commit": git.stdout.strip()}  # fmt: skip
+
+
+def run(paper: str, model: str, quiet: bool, **changes: Any) -> None:
+    """Run a paper's study of a model, and store its report without times unless the machine is quiet."""
+    grid, lacks = study(paper, model)
+    for name in lacks:
+        how = MODELS[model].made.get(name)
+        print(f"{model} has no {name}; {how or 'none is known'}", file=sys.stderr)
+    name = f"{paper}_{model.lower()}"
+    grid = replace(grid, out=studies.RUNS / name, **{key: value for key, value in changes.items() if value is not None})
+    document = measure(grid)
+    lines = (Path(grid.out) / "samples.jsonl").read_text(encoding="utf-8").splitlines()
+    kept = studies.kept(document, name, studies.by_prompt(lines), timed=quiet)
+    kept["run"]["machine"] |= machine()
+    studies.write(name, kept)

@@ -1,0 +1,1 @@
+"""speculative_sampling: claims, published facts, runs, judges and verdicts."""

@@ -1,0 +1,28 @@
+"""Chains of a draft model under `rejection`, as the papers have them, and n-grams; our rule beside."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..rows import merged, sources
+
+METHODS = {
+    **{f"chain of {n}": f"{{chain}}?tree=chain@{n + 1}x{n}@rejection" for n in (3, 5, 7)},
+    **{f"chain of {n}, coupled": f"{{chain}}?tree=chain@{n + 1}x{n}" for n in (3, 5)},
+    "smaller draft model": "{llama}?tree=chain@6x5@rejection",
+    "unigrams": "ngram?n=1@1,1,1,1,1@rejection",
+    "bigrams": "ngram?n=2@1,1,1,1,1@rejection",
+    "sampled tree": "{chain}@3,2,1@rejection",
+}
+CHANGES: dict[str, Any] = {}
+GAMMAS = (3, 5, 7)
+SPEEDS = {"none": "none", **{f"chain of {n}": f"HASS chain of {n}" for n in (1, 2)}}
+OLD = {"chain of 3": "HASS chain, 4x3, rejection", "chain of 5": "HASS chain, 6x5, rejection", "unigrams": "unigrams",
+       "bigrams": "bigrams"}  # fmt: skip
+COLD = {"chain of 3": "HASS chain, 4x3, coupled", "chain of 5": "HASS chain, 6x5, coupled"}
+USES = {
+    "SmolLM2": merged(
+        sources("smollm2_findings", OLD, 1.0), sources("smollm2_findings", COLD), sources("smollm2", SPEEDS),
+        sources("smollm2_findings", {name: OLD[name] for name in ("unigrams", "bigrams")}),
+    )
+}  # fmt: skip
