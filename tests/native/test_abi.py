@@ -81,6 +81,8 @@ def test_every_header_can_be_included_alone(tmp_path: Path) -> None:
     for header in sorted(SOURCES.rglob("*.h")):
         if header.name in ("abi.h", "amx_emulated.h"):  # which types.h and amx.h include
             continue
+        if header.name.startswith("neon") and "-march=native" in FLAGS:  # of another processor
+            continue
         name = header.relative_to(SOURCES).as_posix()
         build = eight if "8.h" in name or header.stem in ("bf12", "avx2") else sixteen
         source = tmp_path / "alone.c"
