@@ -6,6 +6,7 @@ Their libraries are cross-compiled by zig (the package `ziglang`). Platforms are
 
 from __future__ import annotations
 
+import argparse
 import os
 import subprocess
 import sys
@@ -16,15 +17,15 @@ from outrider.backends.native.variants import CHOICE, PLATFORMS, zig
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def main(names: list[str]) -> int:
-    """Returns an exit code."""
-    if unknown := [name for name in names if name not in PLATFORMS]:
-        print(f"unknown platform {unknown[0]}; there are {', '.join(PLATFORMS)}", file=sys.stderr)
-        return 2
+def main() -> int:
+    """Returns an exit code: 2 where zig is not installed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("platforms", nargs="*", metavar="PLATFORM", help=", ".join(PLATFORMS), choices=[*PLATFORMS, []])
+    names = parser.parse_args().platforms or PLATFORMS
     if zig() is None:
         print("wheels with libraries need zig: pip install ziglang", file=sys.stderr)
         return 2
-    for name in names or PLATFORMS:
+    for name in names:
         print(f"{name}{'' if PLATFORMS[name].tested else ' (untested)'}", file=sys.stderr)
         pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", str(ROOT / "dist"), str(ROOT)]
         subprocess.run(pip, check=True, env={**os.environ, CHOICE: name})
@@ -32,4 +33,4 @@ def main(names: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())
