@@ -164,7 +164,7 @@ class Measured:
     def _pairs(self, file: str, method: str, t: float) -> tuple[tuple[float, float], ...]:
         each = self.at(file).run.methods.get(method, {})
         found = each.get(f"{t:g}", ()) if isinstance(each, Mapping) else ()
-        return tuple((x[0], x[1]) if isinstance(x, list) else (x, 1.0) for x in found)
+        return tuple((x[0], x[1]) if isinstance(x, Sequence) else (x, 1.0) for x in found)
 
     def _cells(self, file: str, row: Mean) -> list[Cell]:
         key = (row.method, row.temperature, row.batch)

@@ -182,8 +182,8 @@ def verification(m: Measured) -> Iterator[Statement]:
         yield lambda: m.same_text(t, {"SmolLM2": "smollm2_taus", "demo": "mamba"}[m.model])
 
 
-computed_by("Ma-eq1", "tests/unit/test_bandit.py::test_ucb_by_hand")
-computed_by("Ma-eq2", "tests/unit/test_bandit.py::test_rewards")
+computed_by("Ma-eq1", "tests/budgets/test_bandit.py::test_ucb_by_hand")
+computed_by("Ma-eq2", "tests/budgets/test_bandit.py::test_rewards")
 computed_by(
-    "Ma-eq5", "tests/unit/test_bandit.py::test_exact_rewards_find_the_faster_arm_where_the_mean_of_shares_does_not"
+    "Ma-eq5", "tests/budgets/test_bandit.py::test_exact_rewards_find_the_faster_arm_where_the_mean_of_shares_does_not"
 )

@@ -272,11 +272,11 @@ def test_pairs_of_tokens_follow_the_targets_law(tiny: Any, name: str, shape: Any
     law, samples = Sampling(0.9, top_p=0.9), 1500
     with torch.no_grad():
         cells = draws.exact_cells(tiny.model, PROMPTS[1], law, samples)
-        counts = torch.zeros(len(cells.law), dtype=torch.float64)
+        counts = torch.zeros(len(cells.expected), dtype=torch.float64)
         for first in range(0, samples, 500):
             for pair in draws.pairs(engine, PROMPTS[1], law, range(first, first + 500)):
                 counts[cells.of(*pair)] += 1
-    assert g_test(counts, cells.law)[1] > 1e-3
+    assert g_test(counts, cells.expected)[1] > 1e-3
 
 
 def test_sampled_trees_keep_q_over_the_targets_vocabulary(tiny: Any) -> None:

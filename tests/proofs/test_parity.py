@@ -180,7 +180,7 @@ def test_refusals(model: Path, drafter: Path, tmp_path: Path) -> None:
         run([])
     script.write_text("#!/bin/sh\necho '{\"done\": 0}'\necho '{\"texts\": [[1]]}'\n")
     assert run([vllm.PLAIN]) == [{"done": 0}, {"texts": [[1]]}]
-    with pytest.raises(RuntimeError, match="failed: it says nothing"):
+    with pytest.raises(RuntimeError, match="failed: no message"):
         run([vllm.PLAIN, vllm.PLAIN])
     with pytest.raises(InputError, match="the context has 64"):
         list(
@@ -226,7 +226,7 @@ def test_what_is_being_done_is_told(model: Path, drafter: Path) -> None:
     ]  # fmt: skip
     texts = len(PROMPTS)
     assert [told_of for told_of in told if told_of[1]] == [
-        ("decoding with lookup (2 of 2) in vLLM", texts), *[("decoding with lookup (2 of 2) here", 1)] * texts,
+        ("decoding with lookup (2 of 2) in vLLM", texts), *[("decoding with lookup (2 of 2) in Outrider", 1)] * texts,
     ]  # fmt: skip
 
 

@@ -143,5 +143,5 @@ def test_the_target_is_not_read_beforehand() -> None:
 def test_bad_options() -> None:
     with pytest.raises(InputError, match="rank"):
         build(target(), rank=0)
-    with pytest.raises(InputError, match="steps"):
+    with pytest.raises(InputError, match="ramp must be at least 0"):
         build(target(), ramp=-1)
