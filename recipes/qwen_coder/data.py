@@ -24,6 +24,7 @@ def main() -> None:
     parser.add_argument("--parts", type=int, default=8, help="how many parts there shall be")
     parser.add_argument("--answers", default="answers", help="the name of the files of answers")
     parser.add_argument("--batch-size", type=int, default=32, help="answers that are written side by side")
+    parser.add_argument("--weights", default="full", help="native: products of a .gguf file's own blocks, faster")
     questions.places(parser)
     a = parser.parse_args()
     a.work.mkdir(parents=True, exist_ok=True)
@@ -33,14 +34,14 @@ def main() -> None:
         asked.write_text("".join(lines), encoding="utf-8")
         generate(
             a.model, asked, a.work / "openings-answered.jsonl",
-            "--temperature", 0.9, "--max-new-tokens", 128, "--seed", 1, batch_size=a.batch_size,
+            "--temperature", 0.9, "--max-new-tokens", 128, "--seed", 1, "--weights", a.weights, batch_size=a.batch_size,
         )  # fmt: skip
         print(questions.write(a.train, a.eval, a.work, a.parts), flush=True)
     for part in range(a.parts):
         generate(
             a.model, a.work / f"questions-{part}.jsonl", a.work / f"{a.answers}-{part}.jsonl",
             "--temperature", TEMPERATURES[part % 2], "--max-new-tokens", TOKENS, "--seed", 1_000_000 * part,
-            batch_size=a.batch_size,
+            "--weights", a.weights, batch_size=a.batch_size,
         )  # fmt: skip
 
 

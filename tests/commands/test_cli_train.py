@@ -96,6 +96,20 @@ def test_answers_are_the_targets_and_resume(tmp_path: Path, capsys: pytest.Captu
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["written"] == 0
 
 
+def test_answers_of_rounded_weights_are_that_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With --weights the answers are those of `generate` with the same weights."""
+    out = tmp_path / "answers.jsonl"
+    asked = tmp_path / "asked.jsonl"
+    asked.write_text('{"prompt": "Once upon a time"}\n', encoding="utf-8")
+    call = ["data", "generate", "demo", "--data", str(asked), "--out", str(out), "--max-new-tokens", "32"]
+    assert main([*call, "--temperature", "0", "--weights", "int8"]) == 0
+    written = json.loads(out.read_text(encoding="utf-8"))
+    capsys.readouterr()
+    assert main(["generate", "demo", "Once upon a time", "--weights", "int8", "--max-new-tokens", "32", "--json"]) == 0
+    (said,) = json.loads(capsys.readouterr().out)["outputs"]
+    assert written["completion"] == said["text"]
+
+
 def test_a_strange_file_is_not_appended_to(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "mine.jsonl"
     out.write_text('{"text": "mine"}\n', encoding="utf-8")

@@ -206,6 +206,7 @@ def test_bad_input_is_one_sentence(served: Served, tmp_path: Path, capsys: pytes
         (call(served.url, out, "--endpoint", dead), "cannot be reached"),
         ([*call(served.url, out), "llama"], f"{served.url} serves demo, not llama"),
         (call(served.url, out, "--drafter", "lookup"), "--endpoint leaves these to the servers"),
+        (call(served.url, out, "--weights", "int8"), "--endpoint leaves these to the servers"),
         (call(served.url, out, "--concurrency", "0"), "concurrency must be at least 1"),
         (call(served.url, numbered), "was not written by this command"),
     ):

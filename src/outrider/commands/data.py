@@ -46,6 +46,7 @@ def generate(
     seed: Annotated[int, opt.sampling("--seed", help="Question i uses seed + i.")] = 0,
     batch_size: opt.BatchSize = 8,
     dtype: opt.Dtype = "auto",
+    weights: opt.Weights = "full",
     device: opt.Device = "auto",
     no_compile: opt.NoCompile = False,
     trust_remote_code: opt.TrustRemoteCode = False,
@@ -82,9 +83,10 @@ def generate(
         report(as_json, out, len(items), 0, there)
         return
     if endpoint:
-        if drafter or no_compile or trust_remote_code or (dtype, device, batch_size) != ("auto", "auto", 8):
+        local = (dtype, device, weights, batch_size) != ("auto", "auto", "full", 8)
+        if drafter or no_compile or trust_remote_code or local:
             raise InputError(
-                "--endpoint leaves these to the servers: remove --drafter, --dtype, --device, "
+                "--endpoint leaves these to the servers: remove --drafter, --dtype, --device, --weights, "
                 "--batch-size, --no-compile and --trust-remote-code"
             )
         from ..training import answering, endpoints
@@ -98,12 +100,12 @@ def generate(
             without_token_ids=result.texts, refused=result.refused,
         )  # fmt: skip
         return
-    place = located(model)  # before torch is imported
+    place = located(model, weights)  # before torch is imported
     from ..training import generate as answers
 
     llm: Any = load(  # exactness does not matter for training data
-        place, drafter, dtype=dtype, device=device, exact="rounding", no_compile=no_compile,
-        trust_remote_code=trust_remote_code,
+        place, drafter, dtype=dtype, device=device, exact="rounding", weights=weights,
+        no_compile=no_compile, trust_remote_code=trust_remote_code,
     )  # fmt: skip
     if llm.tokenizer is None:
         raise InputError(f"{llm.name} has no tokenizer; name a model that has one")
