@@ -97,17 +97,20 @@ def test_answers_are_the_targets_and_resume(tmp_path: Path, capsys: pytest.Captu
 
 
 def test_answers_of_rounded_weights_are_that_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """With --weights the answers are those of `generate` with the same weights."""
-    out = tmp_path / "answers.jsonl"
+    """With --weights the answers are those of `generate` with the same weights, and not those of the full ones."""
     asked = tmp_path / "asked.jsonl"
-    asked.write_text('{"prompt": "Once upon a time"}\n', encoding="utf-8")
-    call = ["data", "generate", "demo", "--data", str(asked), "--out", str(out), "--max-new-tokens", "32"]
-    assert main([*call, "--temperature", "0", "--weights", "int8"]) == 0
-    written = json.loads(out.read_text(encoding="utf-8"))
+    asked.write_text('{"prompt": "In the winter"}\n', encoding="utf-8")
+    sampled = ["--max-new-tokens", "32", "--temperature", "1", "--seed", "7"]
+    texts = {}
+    for weights in ("full", "int8"):
+        out = tmp_path / f"{weights}.jsonl"
+        call = ["data", "generate", "demo", "--data", str(asked), "--out", str(out), *sampled, "--weights", weights]
+        assert main(call) == 0
+        texts[weights] = json.loads(out.read_text(encoding="utf-8"))["completion"]
     capsys.readouterr()
-    assert main(["generate", "demo", "Once upon a time", "--weights", "int8", "--max-new-tokens", "32", "--json"]) == 0
+    assert main(["generate", "demo", "In the winter", "--weights", "int8", *sampled, "--json"]) == 0
     (said,) = json.loads(capsys.readouterr().out)["outputs"]
-    assert written["completion"] == said["text"]
+    assert texts["int8"] == said["text"] != texts["full"]
 
 
 def test_a_strange_file_is_not_appended_to(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
