@@ -75,7 +75,8 @@ def main() -> None:
             for row, by in verdicts.judged(evidence).items():
                 print(f"{row}: " + "; ".join(f"{model} {verdict(checks)}" for model, (checks, _) in by.items()))
     except InputError as error:
-        sys.exit(f"{error}")
+        print(error, file=sys.stderr)
+        sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
 

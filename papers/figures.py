@@ -32,7 +32,7 @@ class Figure:
 
     Args:
         parts: the same figure by domain.
-        told: whether the interval was measured, over prompts or over repeats.
+        measured: whether the interval was measured, over prompts or over repeats.
         pairs: (tokens, rounds) of each batch of prompts in the run `run`; their quotient is the figure.
     """
 
@@ -40,14 +40,14 @@ class Figure:
     low: float
     high: float
     parts: Mapping[str, float] = field(default_factory=dict)
-    told: bool = True
+    measured: bool = True
     pairs: tuple[tuple[float, float], ...] = ()
     run: str = ""
 
     @classmethod
-    def of(cls, found: Any, parts: Mapping[str, float] | None = None, rough: float = ROUGH) -> Figure:
+    def of(cls, given: Any, parts: Mapping[str, float] | None = None, rough: float = ROUGH) -> Figure:
         """Of a bare number, or of an `Estimate`: [value, low, high], the ends None where there is no interval."""
-        value, low, high = (found, None, None) if isinstance(found, int | float) else found
+        value, low, high = (given, None, None) if isinstance(given, int | float) else given
         if low is None or high is None:
             half = abs(value) * rough
             return cls(value, value - half, value + half, parts or {}, False)
@@ -63,7 +63,7 @@ class Figure:
         digits = 0 if abs(self.value) >= 50 else 2
         value, low, high = (f"{x:.{digits}f}" for x in (self.value, self.low, self.high))
         between = " to " if self.low < 0 else "-"
-        return f"{value} ({low}{between}{high})" if self.told else value
+        return f"{value} ({low}{between}{high})" if self.measured else value
 
     @property
     def short(self) -> str:
@@ -82,7 +82,7 @@ def mean(figures: Sequence[Figure]) -> Figure:
     """Of figures measured on different prompts."""
     n, value = len(figures), sum(f.value for f in figures) / len(figures)
     down, up = math.hypot(*(f.value - f.low for f in figures)) / n, math.hypot(*(f.high - f.value for f in figures)) / n
-    return Figure(value, value - down, value + up, told=all(f.told for f in figures))
+    return Figure(value, value - down, value + up, measured=all(f.measured for f in figures))
 
 
 def quotient(a: Figure, b: Figure) -> Figure:
@@ -96,7 +96,7 @@ def quotient(a: Figure, b: Figure) -> Figure:
     value = a.value / b.value
     down = math.hypot(1 - a.low / a.value, b.high / b.value - 1)
     up = math.hypot(a.high / a.value - 1, 1 - b.low / b.value)
-    return Figure(value, value * (1 - down), value * (1 + up), told=a.told and b.told)
+    return Figure(value, value * (1 - down), value * (1 + up), measured=a.measured and b.measured)
 
 
 def paired(a: Figure, b: Figure) -> bool:
@@ -116,11 +116,11 @@ def difference(a: Figure, b: Figure) -> Figure:
         ratio = quotient(a, b)
         return Figure(value, b.value * (ratio.low - 1), b.value * (ratio.high - 1))
     down, up = math.hypot(a.value - a.low, b.high - b.value), math.hypot(a.high - a.value, b.value - b.low)
-    return Figure(value, value - down, value + up, told=a.told and b.told)
+    return Figure(value, value - down, value + up, measured=a.measured and b.measured)
 
 
 def inverse(a: Figure) -> Figure:
-    return Figure(1 / a.value, 1 / a.high, 1 / a.low, told=a.told)
+    return Figure(1 / a.value, 1 / a.high, 1 / a.low, measured=a.measured)
 
 
 # ------------------------------------------------------------------------------------------------ checks
@@ -179,12 +179,12 @@ def least(words: str, a: Figure, bar: float) -> Check:
     return Check(words, outcome, f"{a} against {bar:g}", a.short, f"{POWER * a.half:.2f}")
 
 
-def close(words: str, found: Figure, right: float) -> Check:
+def close(words: str, a: Figure, right: float) -> Check:
     """The statement that a figure is a number but for CLOSE of it: all of its interval, or none for a refutation."""
-    low, high = found.low / right - 1, found.high / right - 1
+    low, high = a.low / right - 1, a.high / right - 1
     outcome = HOLDS if max(-low, high) <= CLOSE else FAILS if low > CLOSE or high < -CLOSE else NOISE
-    figures = f"{found} against {right:.2f} ({found.value / right - 1:+.0%})"
-    return Check(words, outcome, figures, f"{found.short}/{right:.2f}", f"{POWER * found.half / right:.0%}")
+    figures = f"{a} against {right:.2f} ({a.value / right - 1:+.0%})"
+    return Check(words, outcome, figures, f"{a.short}/{right:.2f}", f"{POWER * a.half / right:.0%}")
 
 
 def dispersed(words: str, groups: Sequence[Sequence[tuple[int, int]]]) -> Check:
@@ -207,9 +207,9 @@ def dispersed(words: str, groups: Sequence[Sequence[tuple[int, int]]]) -> Check:
     ratio = float(stats.chi2.isf(SIGNS, free) / stats.chi2.ppf(0.2, free))
     spread = math.sqrt(rate * (1 - rate) * (ratio - 1) / max(1.0, trials - 1))
     outcome = HOLDS if p <= SIGNS else FAILS if spread <= WIDE else NOISE
-    found = math.sqrt(rate * (1 - rate) * max(0.0, x / free - 1) / max(1.0, trials - 1))
+    deviation = math.sqrt(rate * (1 - rate) * max(0.0, x / free - 1) / max(1.0, trials - 1))
     figures = f"X2/df {x / free:.2f} (p {p:.1g}), {len(rows)} prompts of {trials:.0f} rounds, rate {rate:.2f}"
-    figures += f", standard deviation {found:.2f}"
+    figures += f", standard deviation {deviation:.2f}"
     return Check(words, outcome, figures, f"X²/df {x / free:.1f}", f"a standard deviation of {spread:.2f}")
 
 
@@ -233,11 +233,11 @@ def open_(words: str) -> Check:
 
 def verdict(checks: Iterable[Check]) -> str:
     """Of a row. PARTLY: some statements hold, and others do not, are undecided or were not run."""
-    found = {check.outcome for check in checks} - {BESIDE}
-    if COMPUTED in found:
-        return COMPUTED if found == {COMPUTED} else PARTLY
-    if found <= {OPEN}:
+    outcomes = {check.outcome for check in checks} - {BESIDE}
+    if COMPUTED in outcomes:
+        return COMPUTED if outcomes == {COMPUTED} else PARTLY
+    if outcomes <= {OPEN}:
         return OPEN
-    if HOLDS in found:
-        return HOLDS if found == {HOLDS} else PARTLY
-    return FAILS if FAILS in found else NOISE
+    if HOLDS in outcomes:
+        return HOLDS if outcomes == {HOLDS} else PARTLY
+    return FAILS if FAILS in outcomes else NOISE

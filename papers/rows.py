@@ -42,7 +42,7 @@ class Missing(LookupError):
 
 @dataclass(frozen=True)
 class Source:
-    """Where a name of a judge is to be found: a method of a results file, at these temperatures."""
+    """Where a judge's name stands: a method of a results file, at these temperatures."""
 
     file: str
     method: str
@@ -81,17 +81,17 @@ class Evidence:
         The paper is the row's own, or another one that the query begins with, as in "eagle2: Table 1; mean"."""
         other, _, words = query.rpartition(": ")
         asked = set(words.split("; "))
-        found = [f for f in self.facts[other or paper] if asked <= {f"T={f['temperature']}", *(f[k] for k in FIELDS)}]
-        if not found or len({row["metric"] for row in found}) > 1:
-            raise ValueError(f"{query!r} must name facts of {paper}, all of one metric; it names {len(found)}")
-        return found
+        matches = [f for f in self.facts[other or paper] if asked <= {f"T={f['temperature']}", *(f[k] for k in FIELDS)}]
+        if not matches or len({row["metric"] for row in matches}) > 1:
+            raise ValueError(f"{query!r} must name facts of {paper}, all of one metric; it names {len(matches)}")
+        return matches
 
     def span(self, query: str, paper: str) -> str:
         """The published value as it was printed, or the lowest and the highest of several."""
         values = sorted({row["value"] for row in self.published(query, paper)}, key=float)
         return values[0] if len(values) == 1 else f"{values[0]}-{values[-1]}"
 
-    def told(self, row: str) -> str:
+    def published_text(self, row: str) -> str:
         """What a row says was published, its queries answered."""
         claim = self.claims[row]
         return re.sub(r"\{(.+?)\}", lambda query: self.span(query[1], claim["paper"]), claim["published"])
@@ -159,12 +159,12 @@ class Measured:
         parts = {c.task: f.value for c in self._cells(file, row) if (f := getattr(c, of, None))}
         figure = Figure.of(getattr(row, of), parts)
         pairs = self._pairs(file, row.method, t) if of == "tau" else ()
-        return Figure(figure.value, figure.low, figure.high, parts, figure.told, pairs, file)
+        return Figure(figure.value, figure.low, figure.high, parts, figure.measured, pairs, file)
 
     def _pairs(self, file: str, method: str, t: float) -> tuple[tuple[float, float], ...]:
         each = self.at(file).run.methods.get(method, {})
-        found = each.get(f"{t:g}", ()) if isinstance(each, Mapping) else ()
-        return tuple((x[0], x[1]) if isinstance(x, Sequence) else (x, 1.0) for x in found)
+        counts = each.get(f"{t:g}", ()) if isinstance(each, Mapping) else ()
+        return tuple((x[0], x[1]) if isinstance(x, Sequence) else (x, 1.0) for x in counts)
 
     def _cells(self, file: str, row: Mean) -> list[Cell]:
         key = (row.method, row.temperature, row.batch)
@@ -185,12 +185,12 @@ class Measured:
     def same_text(self, t: float, older: str) -> Check:
         """The statement that every text under `coupled` is plain decoding's: of the paper's study, or an older one."""
         file = self.study if self.study in self.evidence.results else older
-        found = [m for m in self.at(file).pooled if m.temperature == t and m.compared]
-        if not found:
+        means = [m for m in self.at(file).pooled if m.temperature == t and m.compared]
+        if not means:
             raise Missing(f"{file} compares no texts at T = {t:g}")
-        least = min(found, key=lambda m: m.same_text / m.compared)
+        least = min(means, key=lambda m: m.same_text / m.compared)
         words = f"texts under `coupled` are plain decoding's at T = {t:g}"
-        figures = f"{least.same_text} of {least.compared}, the least of {len(found)} methods"
+        figures = f"{least.same_text} of {least.compared}, the least of {len(means)} methods"
         holds = least.same_text == least.compared
         return true(words, holds, figures, f"{least.same_text}/{least.compared}", f"1 text in {least.compared / 3:.0f}")
 
@@ -264,16 +264,16 @@ class Row:
 
     def checks(self, measured: Measured) -> list[Check]:
         """The checks. Each statement may lack its figures without taking the others with it."""
-        found: list[Check] = []
+        checks: list[Check] = []
         statements = iter(self.judge(measured))
         while True:
             try:
                 statement = next(statements)
-                found.append(statement() if callable(statement) else statement)
+                checks.append(statement() if callable(statement) else statement)
             except StopIteration:
-                return found
+                return checks
             except Missing as missing:
-                found.append(open_(f"{missing}"))
+                checks.append(open_(f"{missing}"))
 
 
 ROWS: dict[str, Row] = {}  # by the claim's name

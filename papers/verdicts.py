@@ -43,16 +43,16 @@ papers, digits say why statements were not run ([below](#departures)).
 def judged(evidence: Evidence) -> dict[str, dict[str, tuple[list[Check], list[str]]]]:
     """(checks, files that were read) of every row, by model."""
     rows.load()
-    found: dict[str, dict[str, tuple[list[Check], list[str]]]] = {}
+    results: dict[str, dict[str, tuple[list[Check], list[str]]]] = {}
     for row in evidence.claims:
         for model in ROWS[row].models or (FREE,):
             measured = rows.measured(row, "" if model == FREE else model, evidence)
             checks = ROWS[row].checks(measured)
-            found.setdefault(row, {})[model] = (checks, measured.files)
-    return found
+            results.setdefault(row, {})[model] = (checks, measured.files)
+    return results
 
 
-Found = Mapping[str, Mapping[str, tuple[Sequence[Check], Sequence[str]]]]
+Judged = Mapping[str, Mapping[str, tuple[Sequence[Check], Sequence[str]]]]
 
 
 def cell(row: str, model: str, checks: Sequence[Check]) -> str:
@@ -76,23 +76,23 @@ def cell(row: str, model: str, checks: Sequence[Check]) -> str:
         else f"{len(runs)}"
     )
     first = [c.short for c in runs if c.short and c.outcome in (HOLDS, FAILS)] or [c.short for c in runs if c.short]
-    told = f"**{outcome}**" if outcome in (HOLDS, PARTLY, FAILS) else outcome
+    shown = f"**{outcome}**" if outcome in (HOLDS, PARTLY, FAILS) else outcome
     figures = f": {', '.join(first[:SHOWN])}" if first else ""
-    return f"{told} ({tally}){figures}{f'; {notes}' if notes else ''}"
+    return f"{shown} ({tally}){figures}{f'; {notes}' if notes else ''}"
 
 
-def page(found: Found, evidence: Evidence) -> str:
-    parts = [HEAD.strip(), summary(found)]
+def page(results: Judged, evidence: Evidence) -> str:
+    parts = [HEAD.strip(), summary(results)]
     for paper, title in PAPERS.items():
         lines = [f"## {title}", "", "| row | finding | published | SmolLM2 | demo |", "|---|---|---|---|---|"]
         for row, claim in evidence.claims.items():
             if claim["paper"] != paper:
                 continue
-            cells = [cell(row, m, found[row][m][0]) if m in found[row] else "" for m in MODELS]
-            if FREE in found[row]:
-                cells = [cell(row, FREE, found[row][FREE][0])] * 2
-            told = " | ".join((row, claim["finding"], evidence.told(row), *cells))
-            lines.append(f"| {told} |")
+            cells = [cell(row, m, results[row][m][0]) if m in results[row] else "" for m in MODELS]
+            if FREE in results[row]:
+                cells = [cell(row, FREE, results[row][FREE][0])] * 2
+            line = " | ".join((row, claim["finding"], evidence.published_text(row), *cells))
+            lines.append(f"| {line} |")
         parts.append("\n".join(lines))
     used = sorted({note for row in ROWS.values() for notes in row.notes.values() for note in notes})
     for title, words in (("Departures", DEPARTURES), ("Not run", WHY)):
@@ -100,23 +100,23 @@ def page(found: Found, evidence: Evidence) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def summary(found: Found) -> str:
+def summary(results: Judged) -> str:
     """How many rows have which verdict, by model."""
     lines = ["| model | " + " | ".join(VERDICTS) + " |", "|---|" + "--:|" * len(VERDICTS)]
     for model in (*MODELS, FREE):
-        counts = Counter(verdict(by[model][0]) for by in found.values() if model in by)
+        counts = Counter(verdict(by[model][0]) for by in results.values() if model in by)
         lines.append(
             f"| {'no model' if model == FREE else model} | " + " | ".join(str(counts[v]) for v in VERDICTS) + " |"
         )
     return "\n".join(lines)
 
 
-def table(paper: str, found: Found, evidence: Evidence) -> str:
+def table(paper: str, results: Judged, evidence: Evidence) -> str:
     """A paper's verdicts.csv."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(COLUMNS)
-    for row, by in found.items():
+    for row, by in results.items():
         if evidence.claims[row]["paper"] != paper:
             continue
         for model, (checks, files) in by.items():
@@ -127,5 +127,5 @@ def table(paper: str, found: Found, evidence: Evidence) -> str:
 
 def made(evidence: Evidence) -> dict[Path, str]:
     """All files that are written, by path."""
-    found = judged(evidence)
-    return {PAGE: page(found, evidence), **{HERE / p / "verdicts.csv": table(p, found, evidence) for p in PAPERS}}
+    results = judged(evidence)
+    return {PAGE: page(results, evidence), **{HERE / p / "verdicts.csv": table(p, results, evidence) for p in PAPERS}}

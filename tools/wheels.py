@@ -20,8 +20,10 @@ ROOT = Path(__file__).resolve().parents[1]
 def main() -> int:
     """Returns an exit code: 2 where zig is not installed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("platforms", nargs="*", metavar="PLATFORM", help=", ".join(PLATFORMS), choices=[*PLATFORMS, []])
-    names = parser.parse_args().platforms or PLATFORMS
+    parser.add_argument("platforms", nargs="*", metavar="PLATFORM", help=", ".join(PLATFORMS))
+    names = parser.parse_args().platforms or [*PLATFORMS]
+    if unknown := [name for name in names if name not in PLATFORMS]:
+        parser.error(f"there is no platform {unknown[0]}; choose from {', '.join(PLATFORMS)}")
     if zig() is None:
         print("wheels with libraries need zig: pip install ziglang", file=sys.stderr)
         return 2

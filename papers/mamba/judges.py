@@ -18,14 +18,14 @@ NAMES = {"Mamba": "Mamba 1.5M", "Llama": "Transformer 1.5M", "EAGLE": "EAGLE"}  
 
 def over_contexts(m: Measured, name: str, of: Callable[[Cell], float | None]) -> list[float]:
     """A number of a drafter by the context's length."""
-    found = []
+    figures = []
     for n in contexts.LENGTHS:
         cells = [c for c in m.at(f"context_{n}").cells if c.method == NAMES[name] and c.temperature == 0]
         value = of(cells[0]) if cells else None
         if value is None:
             raise Missing(f"{name} at {n} tokens was not run")
-        found.append(value)
-    return found
+        figures.append(value)
+    return figures
 
 
 def state(cell: Cell) -> float | None:
@@ -162,10 +162,10 @@ def shapes(m: Measured) -> Iterator[Statement]:
 
 
 def spread(m: Measured, name: str, t: float, of: str) -> Check:
-    found = {shape: m(f"{name}, {shape}", t, of) for shape in SHAPES}
-    slow, fast = (pick(found, key=lambda s: found[s].value) for pick in (min, max))
+    by_shape = {shape: m(f"{name}, {shape}", t, of) for shape in SHAPES}
+    slow, fast = (pick(by_shape, key=lambda s: by_shape[s].value) for pick in (min, max))
     words = f"{of} of the {name} at T = {t:g}, the least of the shapes within {CLOSE:.0%} of the most"
-    return close(words, quotient(found[slow], found[fast]), 1.0)
+    return close(words, quotient(by_shape[slow], by_shape[fast]), 1.0)
 
 
 @judges("Ma-T6", SmolLM2="g25", demo="5")

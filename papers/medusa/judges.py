@@ -16,9 +16,9 @@ def by_kind(m: Measured, name: str, t: float, of: str) -> Check:
     """The statement that code gains more than the other tasks."""
     kinds: dict[bool, list[Figure]] = {True: [], False: []}
     for cell in m.cells(name, t, of):
-        if (found := getattr(cell, of)) is not None:
-            kinds[cell.task.removeprefix("demo/") in CODE].append(Figure.of(found))
-    if any(not f.told for found in kinds.values() for f in found):
+        if (estimate := getattr(cell, of)) is not None:
+            kinds[cell.task.removeprefix("demo/") in CODE].append(Figure.of(estimate))
+    if any(not f.measured for figures in kinds.values() for f in figures):
         raise Missing(f"{of} of {name} by task at T = {t:g} has no intervals: one batch of prompts each")
     if not all(kinds.values()):
         raise Missing(f"{of} of {name} by task at T = {t:g} is not stored")
@@ -62,17 +62,17 @@ def sparse(m: Measured) -> Iterator[Statement]:
 def tree_size(m: Measured) -> Iterator[Statement]:
     for t in (0, 1):
         yield lambda: higher(f"tau at T = {t}, 60 nodes over 4", m("60 nodes", t), m("4 nodes", t))
-    found: dict[int, Figure] = {}
+    speeds: dict[int, Figure] = {}
     for n in (1, 2, 4, 8, 16, 32, 60):
         try:
-            found[n] = ONE if n == 1 else m(f"{n} nodes", 0, "speedup")
+            speeds[n] = ONE if n == 1 else m(f"{n} nodes", 0, "speedup")
         except Missing:
             continue
-    if len(found) < 4:
+    if len(speeds) < 4:
         raise Missing("speed over tree size was not run")
-    peak, last = max(found, key=lambda n: found[n].value), max(found)
-    yield lambda: higher(f"speed-up at T = 0 rises: {peak} nodes over 1", found[peak], found[1])
-    yield lambda: higher(f"and falls: {peak} nodes over {last}", found[peak], found[last])
+    peak, last = max(speeds, key=lambda n: speeds[n].value), max(speeds)
+    yield lambda: higher(f"speed-up at T = 0 rises: {peak} nodes over 1", speeds[peak], speeds[1])
+    yield lambda: higher(f"and falls: {peak} nodes over {last}", speeds[peak], speeds[last])
 
 
 @judges("M-typical", SmolLM2="cm")

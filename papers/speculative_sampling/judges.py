@@ -68,14 +68,14 @@ def of_t5(cell: Cell, promised: theory.Comparison) -> Check:
 @judges("L-38", studies={"SmolLM2": "smollm2", "demo": "t5"}, SmolLM2="d", demo="q")
 def promised(m: Measured) -> Iterator[Statement]:
     if m.model == "demo":
-        found = [
+        speeds = [
             (f"gamma {p.gamma}, T = {c.temperature:g}", c.speedup, p.promised)
             for c, p in t5(m)
             if c.rule == "rejection"
         ]
     else:
-        found = [(f"gamma {gamma}, T = 0", *of_chain(m, gamma)) for gamma in (1, 2)]
-    for words, speed, promise in found:
+        speeds = [(f"gamma {gamma}, T = 0", *of_chain(m, gamma)) for gamma in (1, 2)]
+    for words, speed, promise in speeds:
         yield lambda: close(f"speed-up of a chain as promised, {words}", Figure.of(speed), promise)
 
 

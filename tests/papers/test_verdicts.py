@@ -85,7 +85,7 @@ def test_figures_under_our_own_rule_are_never_judged(evidence: Evidence) -> None
     """T = 1 of a stored run stands for a name under `rejection`, or for nothing."""
     for paper in rows.PAPERS:
         for table in getattr(__import__(f"papers.{paper}.runs", fromlist=["USES"]), "USES", {}).values():
-            for source in (s for found in table.values() for s in found if 1.0 in s.temperatures):
+            for source in (s for sources in table.values() for s in sources if 1.0 in s.temperatures):
                 report = evidence.results[source.file]
                 kept = report.run.methods.get(source.method) if report.run.methods else None
                 spelt = [d for d in report.run.arguments.get("drafters", ()) if d.startswith(f"{source.method}=")]
@@ -118,7 +118,7 @@ class World:
         return (self.tau(name, t) - 1) / 4
 
     def report(self) -> Document:
-        found: list[Mean] = []
+        means: list[Mean] = []
         cells: list[Cell] = []
         for name in self.names:
             for t in (0.0, 0.7, 1.0):
@@ -136,9 +136,9 @@ class World:
                     "round_ms": RoundTime(1.0, 5.0, 0.1),
                 }  # fmt: skip
                 law = LawTest(100_000, 0.5 if self.good else 1e-5)
-                found.append(Mean(t, 1, name, law=law, same_text=same, compared=9, **row))
+                means.append(Mean(t, 1, name, law=law, same_text=same, compared=9, **row))
                 cells += [self.cell(name, t, task, row) for task in TASKS]
-        return Document(RunInfo("planted"), pooled=found, cells=cells)
+        return Document(RunInfo("planted"), pooled=means, cells=cells)
 
     def depths(self, name: str) -> tuple[float, ...]:
         if name == "HASS chain":
@@ -249,7 +249,7 @@ def trainings(good: bool) -> dict[str, Any]:
 
 
 def contexts_(good: bool) -> dict[str, Document]:
-    found = {}
+    results = {}
     for i, n in enumerate(contexts.LENGTHS):
         cells = []
         for name in ("Mamba 1.5M", "Transformer 1.5M", "EAGLE"):
@@ -257,26 +257,26 @@ def contexts_(good: bool) -> dict[str, Document]:
             size = (i + 1) * 4096 if grows else 4096
             memory = Memory(0, size * (1 if good == (name != "EAGLE") else 4), peak=(1 + i * (3 if grows else 1)) << 20)
             cells.append(Cell("t", 0.0, 1, name, memory=memory, nodes=6.0, round_ms=RoundTime(1 + i * grows, 5.0, 0.1)))
-        found[f"context_{n}"] = Document(RunInfo("planted"), cells=cells)
-    return found
+        results[f"context_{n}"] = Document(RunInfo("planted"), cells=cells)
+    return results
 
 
 def planted(paper: str, good: bool) -> dict[str, Any]:
     """Everything that a judge may read, for both models."""
     report = World(paper, good).report()
-    found: dict[str, Any] = {f"{paper}_{model.lower()}": report for model in rows.MODELS}
-    found |= {"laws": report, "ablations": trainings(good), "smollm2_ablations": trainings(good), **contexts_(good)}
-    found |= {"smollm2": report, "medusa2": report, "ladder": report, "drafters": report}
-    found["t5"] = of_t5(good)
-    found |= variants(good)
-    return found
+    results: dict[str, Any] = {f"{paper}_{model.lower()}": report for model in rows.MODELS}
+    results |= {"laws": report, "ablations": trainings(good), "smollm2_ablations": trainings(good), **contexts_(good)}
+    results |= {"smollm2": report, "medusa2": report, "ladder": report, "drafters": report}
+    results["t5"] = of_t5(good)
+    results |= variants(good)
+    return results
 
 
 def of_t5(good: bool) -> Document:
     """A chain of three that is as the formulas have it, or not."""
-    told = Comparison(0.6, 3, 0.1)
-    tau, speed = (around(x if good else 0.6 * x) for x in (told.tau, told.promised))
-    cell = Cell("t", 0.0, 1, "T5", rule="rejection", tau=tau, speedup=speed, theory=told)
+    theory = Comparison(0.6, 3, 0.1)
+    tau, speed = (around(x if good else 0.6 * x) for x in (theory.tau, theory.promised))
+    cell = Cell("t", 0.0, 1, "T5", rule="rejection", tau=tau, speedup=speed, theory=theory)
     return Document(RunInfo("planted"), cells=[cell])
 
 
@@ -313,19 +313,19 @@ JUDGED = [(row, model) for row, entry in ROWS.items() if row not in NEVER for mo
 @pytest.mark.parametrize(("row", "model"), JUDGED)
 def test_each_judge_flips(row: str, model: str, evidence: Evidence) -> None:
     """In a world where the findings hold no statement fails and one at least holds; in the other the reverse."""
-    found = {}
+    results = {}
     for good in (True, False):
         stored = Evidence(evidence.claims, evidence.facts, planted(evidence.claims[row]["paper"], good))
         checks = ROWS[row].checks(rows.measured(row, model, stored))
-        found[good] = [c for c in checks if c.outcome in (HOLDS, FAILS)]
+        results[good] = [c for c in checks if c.outcome in (HOLDS, FAILS)]
     if model == "SmolLM2" and row in ("Ma-F1", "Ma-T2", "E-T3"):
-        assert not found[True]
+        assert not results[True]
         return
-    told = {good: [(c.words, c.outcome, c.figures) for c in checks] for good, checks in found.items()}
-    assert fig.verdict(found[True]) == HOLDS, told[True]
-    assert fig.verdict(found[False]) != HOLDS, told[False]
-    assert FAILS in {c.outcome for c in found[False]}, told[False]
-    assert all(c.seen or c.figures for c in found[True])
+    seen = {good: [(c.words, c.outcome, c.figures) for c in checks] for good, checks in results.items()}
+    assert fig.verdict(results[True]) == HOLDS, seen[True]
+    assert fig.verdict(results[False]) != HOLDS, seen[False]
+    assert FAILS in {c.outcome for c in results[False]}, seen[False]
+    assert all(c.seen or c.figures for c in results[True])
 
 
 # -- figures -----------------------------------------------------------------------------------------------------------
@@ -352,9 +352,9 @@ def test_rates_that_follow_from_chance_do_not_count_as_spread() -> None:
         rates = [0.6 + spread * (i % 2 * 2 - 1) for i in range(40)]
         return [(sum(dice.random() < rate for _ in range(rounds)), rounds) for rate in rates]
 
-    found = [fig.dispersed("", [prompts(0.0, 50, seed)]).outcome for seed in range(60)]
-    assert found.count(HOLDS) <= 8, "at the level of 5 %"
-    assert found.count(FAILS) >= 50, "where a spread of 0.1 would have been seen"
+    results = [fig.dispersed("", [prompts(0.0, 50, seed)]).outcome for seed in range(60)]
+    assert results.count(HOLDS) <= 8, "at the level of 5 %"
+    assert results.count(FAILS) >= 50, "where a spread of 0.1 would have been seen"
     assert [fig.dispersed("", [prompts(0.0, 8, seed)]).outcome for seed in range(60)].count(FAILS) == 0, "few rounds"
     assert [fig.dispersed("", [prompts(0.15, 50, seed)]).outcome for seed in range(20)] == [HOLDS] * 20
     tasks = [[(45, 50)] * 20, [(15, 50)] * 20]

@@ -55,16 +55,16 @@ def parse(text: str) -> Budgeter:
 
 def _fields(words: list[str]) -> dict[str, Any]:
     """`reward=paper` and the like as keyword arguments of a bandit."""
-    found: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for word in words:
         name, _, value = word.partition("=")
-        if name not in OF_A_BANDIT or name in found:
+        if name not in OF_A_BANDIT or name in fields:
             raise InputError(f"a bandit has {', '.join(OF_A_BANDIT)}, each once, not {word!r}")
         try:
-            found[name] = OF_A_BANDIT[name](value)
+            fields[name] = OF_A_BANDIT[name](value)
         except ValueError:
             raise InputError(f"{name} is a number, as in {name}=0.3, not {word!r}") from None
-    return found
+    return fields
 
 
 def _arm(word: str) -> Play:

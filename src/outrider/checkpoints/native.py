@@ -76,7 +76,7 @@ def _restored(tensors: Mapping[str, Tensor], where: object) -> dict[str, Tensor]
     quantised = {name for name in tensors if name + int8.SCALE in scales} | scales
     made = int8.restored({name: array(tensors[name]) for name in quantised}, where)
     return {name: x for name, x in tensors.items() if name not in quantised} | {
-        name: torch.from_numpy(x) for name, x in made.items()
+        name: torch.from_numpy(x).bfloat16() for name, x in made.items()
     }
 
 

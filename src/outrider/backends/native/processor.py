@@ -29,10 +29,10 @@ def abilities() -> frozenset[str]:
 def _linux_x86() -> frozenset[str]:
     """Tiles (AMX) must be requested from Linux, for the whole process."""
     request, tile_data = 0x1023, 18  # arch_prctl's ARCH_REQ_XCOMP_PERM
-    found = frozenset(about("flags").split())
-    if "amx_tile" in found and ctypes.CDLL(None).syscall(158, request, tile_data) != 0:
-        return frozenset(name for name in found if not name.startswith("amx"))
-    return found
+    flags = frozenset(about("flags").split())
+    if "amx_tile" in flags and ctypes.CDLL(None).syscall(158, request, tile_data) != 0:
+        return frozenset(name for name in flags if not name.startswith("amx"))
+    return flags
 
 
 def _linux_arm() -> frozenset[str]:
