@@ -19,7 +19,7 @@ from outrider.bench.document import Depth
 
 from . import document as documents
 from .document import Cell, Document, Mean, pooled_bins
-from .figures import ONE, Check, Figure, computed, higher, inverse, open_, true
+from .figures import ONE, Check, Figure, beside, computed, higher, inverse, open_, true
 from .reliability import Bin
 
 HERE = Path(__file__).resolve().parent
@@ -223,8 +223,10 @@ class Measured:
 
     def versus(self, words: str, a: str, b: str, t: str) -> Check:
         """The statement that one training's tau lies above another's: by their ratio on the same prompts where it is
-        stored (to "eagle", or from counts), else by the two figures."""
+        stored (to "eagle", or from counts), else by the two figures. At T = 1 it counts for nothing."""
         x, y = self.trained(a, t), self.trained(b, t)
+        if t == "1":  # trainings are measured under our rule
+            return beside(words, x, y)
         ratio = self.training(b if a == "eagle" else a).get("ratio", {}).get(t)
         if ratio and not (x.pairs and y.pairs) and "eagle" in (a, b):
             of = inverse(Figure.of(ratio)) if a == "eagle" else Figure.of(ratio)

@@ -23,13 +23,14 @@ SHOWN = 2  # figures of a row on the page
 HEAD = """# The papers' findings, and ours
 
 Written by `python -m papers page` from `papers/results` and `papers/PAPER/claims.csv`. Each row is divided into
-statements; all of them, with intervals, files and the effect that would have been seen with a chance of 80 %, stand in
-`papers/PAPER/verdicts.csv`. `python -m papers run ROW` makes a row's runs.
+statements; all of them, with files and, where figures have an interval, the effect that would have been seen with a
+chance of 80 %, stand in `papers/PAPER/verdicts.csv`. `python -m papers run ROW` makes a row's runs.
 
 The papers measured targets of billions of parameters on GPUs. Here they are SmolLM2-135M-Instruct on the papers'
 prompts and the demo target of ten million parameters, on two CPU cores, so the question is whether an order or a
 direction comes out here too. Statements about T = 1 are judged under the papers' rule, `rejection`. Where our own rule,
-`coupled`, was run beside it, its statements say so and count for nothing. Two methods that answered the same prompts
+`coupled`, was run, as in all trainings at T = 1, its statements say so and count for nothing, except that its texts
+must be plain decoding's (L-alg, Ma-alg1). Two methods that answered the same prompts
 are compared in pairs (a bootstrap over prompts); else their intervals of 95 % must lie apart, or the domains agree
 beyond chance (5 %). A figure without an interval is taken to be known to 1.5 %.
 

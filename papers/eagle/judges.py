@@ -103,7 +103,8 @@ def mixture(m: Measured) -> Iterator[Statement]:
     for t in ("0", "1"):
         dense, moe = (Figure.of(m.training(name)["tau"][t], rough=0.1) for name in
                       ("eagle", "eagle on a mixture of experts"))  # fmt: skip
-        yield lambda: higher(f"tau at T = {t}, dense target over mixture", dense, moe)
+        state = higher if t == "0" else beside
+        yield lambda: state(f"tau at T = {t}, dense target over mixture", dense, moe)
     raise Missing("the speed on the mixture was not run")
 
 

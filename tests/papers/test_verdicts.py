@@ -94,6 +94,10 @@ def test_figures_under_our_own_rule_are_never_judged(evidence: Evidence) -> None
                 ngram = source.method in ("unigrams", "bigrams")
                 calibrated = source.file in ("smollm2_confidence", "calibration")
                 assert named or lossy or ngram or calibrated, (source, kept)
+    for row, by in verdicts.judged(evidence).items():
+        for checks, files in by.values():
+            if files and all(file.endswith("ablations") for file in files):  # trainings are measured under `coupled`
+                assert not [c for c in checks if "T = 1" in c.words and c.outcome in (HOLDS, FAILS, NOISE)], row
 
 
 # -- every judge flips -------------------------------------------------------------------------------------------------
