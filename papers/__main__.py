@@ -1,7 +1,7 @@
 """`python -m papers rows`, `run ROW`, `page`: the papers' findings, what makes a row's figures, and the pages.
 
-run   the studies of a row that are missing, or all that it names; `--limit`, `--tokens` and `--minutes` make them
-      smaller, and a run resumes. Times are kept with `--quiet` alone: on a machine that does nothing else.
+run   a row's studies: its paper's own, or older ones that it names. `--limit`, `--tokens`, `--minutes` and `--quiet`
+      are for the paper's own, whose run resumes, and keeps times with `--quiet` alone: on a machine with nothing else.
 page  docs/reproduction.md, papers/PAPER/verdicts.csv and the tables of docs/results.md, from what is stored.
 """
 
@@ -50,6 +50,8 @@ def make(args: argparse.Namespace, evidence: rows.Evidence) -> None:
         raise InputError(f"{row} needs no run{f' of {args.model}' if args.model else ''}")
     for model in models:
         names = rows.ROWS[row].studies.get(model, "").split()
+        if names and (args.limit or args.tokens or args.minutes or args.quiet):
+            raise InputError(f"{row} is made by {', '.join(names)}; remove --limit, --tokens, --minutes and --quiet")
         if names and all(name.endswith("ablations") for name in names):
             module = f"papers.ablations.{model.lower()}"
             for more in ((), ("--gather", str(rows.RESULTS / f"{names[0]}.json"))):
@@ -77,6 +79,8 @@ def main() -> None:
     except InputError as error:
         print(error, file=sys.stderr)
         sys.exit(2)
+    except subprocess.CalledProcessError as error:
+        sys.exit(error.returncode)
     except KeyboardInterrupt:
         sys.exit(130)
 

@@ -5,12 +5,11 @@ They stand between marks; the words around them are written by hand.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from . import contexts, tables
-from . import document as documents
+from .rows import read
 from .studies import RESULTS, ROOT
 
 TABLES: dict[str, tuple[Any, ...]] = {  # mark: the function of tables.py, and the studies that it shows
@@ -50,12 +49,6 @@ TABLES: dict[str, tuple[Any, ...]] = {  # mark: the function of tables.py, and t
     "engine": (tables.engine, "engine", "summaries", "untrained", "rules", "oracle"),
     "t5": (tables.t5, "t5"),
 }
-
-
-def read(name: str) -> Any:
-    """The report of a study; of the ablations, which are no run of `outrider bench`, their own document."""
-    path = RESULTS / f"{name}.json"
-    return json.loads(path.read_text(encoding="utf-8")) if name.endswith("ablations") else documents.read(path)
 
 
 def filled(text: str, made: dict[str, str]) -> str:

@@ -16,7 +16,8 @@ import matplotlib.pyplot as plt
 from outrider.bench.document import Estimate
 
 from .document import Document
-from .page import read, replaced
+from .page import replaced
+from .rows import read
 from .studies import ROOT
 
 # method -> label; transformers' own first

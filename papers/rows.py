@@ -74,7 +74,7 @@ class Evidence:
     def read(cls) -> Evidence:
         facts = {paper: rows_of(HERE / paper / "facts.csv") for paper in PAPERS}
         claims = {r["row"]: {**r, "paper": p} for p in PAPERS for r in rows_of(HERE / p / "claims.csv")}
-        return cls(claims, facts, {path.stem: read(path) for path in sorted(RESULTS.glob("*.json"))})
+        return cls(claims, facts, {path.stem: read(path.stem) for path in sorted(RESULTS.glob("*.json"))})
 
     def published(self, query: str, paper: str) -> list[Mapping[str, str]]:
         """The facts that a query such as "Table 5; EAGLE chain; tau; T=0" names: each of its words is a whole field.
@@ -102,9 +102,10 @@ def rows_of(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(lines))
 
 
-def read(path: Path) -> Any:
+def read(name: str) -> Any:
     """The report of a study; of the ablations, which are no run of `outrider bench`, their own document."""
-    return json.loads(path.read_text(encoding="utf-8")) if path.stem.endswith("ablations") else documents.read(path)
+    path = RESULTS / f"{name}.json"
+    return json.loads(path.read_text(encoding="utf-8")) if name.endswith("ablations") else documents.read(path)
 
 
 # ------------------------------------------------------------------------------------------------ measured

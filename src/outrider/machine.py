@@ -1,4 +1,4 @@
-"""The machine: its processor, its threads, the names of its devices. Never imports torch for these."""
+"""The machine: its processor, its threads, the names of its devices. Imports torch only for the name of a GPU."""
 
 from __future__ import annotations
 

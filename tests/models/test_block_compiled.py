@@ -21,7 +21,8 @@ from outrider.nets.block import BlockNet
 from outrider.nets.configs import OUT, BlockConfig, LayerShape
 
 pytestmark = pytest.mark.skipif(
-    native.library("float32", "float32") is None, reason="the compiled pass wants gcc and an x86 processor with AVX2"
+    native.library("float32", "float32") is None,
+    reason="native passes need AVX2 or NEON, and a compiler",
 )
 SHAPE = LayerShape(64, 4, 2, 32, 96, 64)
 HALF, WHOLE = torch.bfloat16, torch.float32

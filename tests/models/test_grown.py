@@ -23,7 +23,8 @@ from outrider.drafters._growth import Growth
 from outrider.nets.layer import LayerShape
 
 pytestmark = pytest.mark.skipif(
-    native.library("float32", "float32") is None, reason="the compiled pass wants gcc and an x86 processor with AVX2"
+    native.library("float32", "float32") is None,
+    reason="native passes need AVX2 or NEON, and a compiler",
 )
 SHAPE = LayerShape(64, 4, 2, 32, 96, 64)
 

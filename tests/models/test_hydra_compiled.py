@@ -29,7 +29,8 @@ from outrider.drafters.hydra import CompiledHydra, HydraTrees
 from outrider.nets.configs import LayerShape
 
 pytestmark = pytest.mark.skipif(
-    native.library("float32", "float32") is None, reason="the compiled pass wants gcc and an x86 processor with AVX2"
+    native.library("float32", "float32") is None,
+    reason="native passes need AVX2 or NEON, and a compiler",
 )
 HALF, WHOLE = torch.bfloat16, torch.float32
 PREFIX: dict[str, Any] = {"prefix": True, "layer": LayerShape(64, 4, 2, 32, 96, 64)}  # of Hydra++

@@ -36,7 +36,8 @@ from outrider.drafters.mamba import compiled as compiled_mamba
 from outrider.nets import mamba as ssm
 
 pytestmark = pytest.mark.skipif(
-    native.library("float32", "float32") is None, reason="the compiled pass wants gcc and an x86 processor with AVX2"
+    native.library("float32", "float32") is None,
+    reason="native passes need AVX2 or NEON, and a compiler",
 )
 HALF, WHOLE = torch.bfloat16, torch.float32
 NETS: dict[int, Any] = {}  # by the id of the drafter in compiled code

@@ -26,7 +26,8 @@ from outrider.drafters import _heads, medusa
 from outrider.drafters.medusa import CompiledMedusa, CompiledMedusaDrafting, MedusaDrafting
 
 pytestmark = pytest.mark.skipif(
-    native.library("float32", "float32") is None, reason="the compiled pass wants gcc and an x86 processor with AVX2"
+    native.library("float32", "float32") is None,
+    reason="native passes need AVX2 or NEON, and a compiler",
 )
 HALF, WHOLE = torch.bfloat16, torch.float32
 OWN: dict[str, Any] = {"share_head": False, "bias": True}  # LM heads

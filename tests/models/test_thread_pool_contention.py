@@ -13,7 +13,7 @@ from outrider.backends.native.abi import Library
 MILLISECONDS = 1_000_000
 library = native.library("float32", "float32")
 
-pytestmark = pytest.mark.skipif(library is None, reason="the compiled pass wants gcc and an x86 processor with AVX2")
+pytestmark = pytest.mark.skipif(library is None, reason="native passes need AVX2 or NEON, and a compiler")
 
 
 def afresh(check: Callable[[Library], None]) -> None:

@@ -40,7 +40,7 @@ def lanes(request: pytest.FixtureRequest) -> int:
     """This processor, and one without AVX-512: for how many lanes its code reads blocks."""
     code = native.library("bfloat16", "bfloat16")
     if code is None:
-        pytest.skip("native passes want a compiler and an x86 processor with AVX2")
+        pytest.skip("native passes need AVX2 or NEON, and a compiler")
     if request.param == "avx2":
         request.getfixturevalue("avx2")
         code = native.library("bfloat16", "bfloat16")

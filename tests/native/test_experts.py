@@ -26,7 +26,8 @@ from outrider.core.protocols import Target
 from outrider.params import InputError
 
 pytestmark = pytest.mark.skipif(
-    native.library("float32", "float32") is None, reason="native passes want a compiler and an x86 processor with AVX2"
+    native.library("float32", "float32") is None,
+    reason="native passes need AVX2 or NEON, and a compiler",
 )
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 32, "max_position_embeddings": 2048}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {

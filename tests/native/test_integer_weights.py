@@ -29,7 +29,8 @@ WIDE = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4} 
 KINDS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4")
 
 pytestmark = pytest.mark.skipif(
-    native.library("float32", "float32") is None, reason="native passes want a compiler and an x86 processor with AVX2"
+    native.library("float32", "float32") is None,
+    reason="native passes need AVX2 or NEON, and a compiler",
 )
 
 

@@ -104,7 +104,8 @@ FAMILIES |= PADDED
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 pytestmark = pytest.mark.skipif(
-    native.library("float32", "float32") is None, reason="native passes want a compiler and an x86 processor with AVX2"
+    native.library("float32", "float32") is None,
+    reason="native passes need AVX2 or NEON, and a compiler",
 )
 
 

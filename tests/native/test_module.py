@@ -24,7 +24,8 @@ SIZES = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 32, "max_positi
 PROMPT = text_of(1, 40)
 
 pytestmark = pytest.mark.skipif(
-    native.library("float32", "float32") is None, reason="native passes want a compiler and an x86 processor with AVX2"
+    native.library("float32", "float32") is None,
+    reason="native passes need AVX2 or NEON, and a compiler",
 )
 
 

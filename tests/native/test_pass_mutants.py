@@ -18,7 +18,8 @@ SIZES = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 32, "max_positi
 HALF, WHOLE = torch.bfloat16, torch.float32
 
 pytestmark = pytest.mark.skipif(
-    native.library("float32", "float32") is None, reason="the compiled pass wants gcc and an x86 processor with AVX2"
+    native.library("float32", "float32") is None,
+    reason="native passes need AVX2 or NEON, and a compiler",
 )
 
 BESIDE = "at += QUANT_BYTES(kind), scales += SCALE_FLOATS(kind)"

@@ -41,7 +41,8 @@ KINDS = {
 HALF, WHOLE = torch.bfloat16, torch.float32
 
 pytestmark = pytest.mark.skipif(
-    native.library("float32", "float32") is None, reason="the compiled pass wants gcc and an x86 processor with AVX2"
+    native.library("float32", "float32") is None,
+    reason="native passes need AVX2 or NEON, and a compiler",
 )
 
 

@@ -54,7 +54,8 @@ KINDS = (
 TAPS = (0, 1, -1)
 
 pytestmark = pytest.mark.skipif(
-    native.library("float32", "float32") is None, reason="native passes want a compiler and an x86 processor with AVX2"
+    native.library("float32", "float32") is None,
+    reason="native passes need AVX2 or NEON, and a compiler",
 )
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from papers import page, picture, tables
+from papers.rows import read
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -30,7 +31,7 @@ def test_the_figures_of_the_readme_are_those_of_the_results() -> None:
 
 def test_the_rows_that_fit_into_memory_are_those_of_a_batch_that_is_complete() -> None:
     """Of stored batches some had lost rows, and what the others held was divided by all."""
-    table = tables.batches(page.read("batches"))
+    table = tables.batches(read("batches"))
     fits: dict[str, set[str]] = {}
     for line in table.splitlines()[2:]:
         method, *_, rows = (cell.strip() for cell in line.strip("|").split("|"))

@@ -38,7 +38,6 @@ PERSON = {
 AGE = {"type": "object", "properties": {"age": {"enum": [1, 2]}}, "required": ["age"], "additionalProperties": False}
 TOOL = {"type": "function", "function": {"name": "greet", "parameters": AGE}}
 WRONG = {"type": "nothing"}
-BROKEN_TOOL = {"type": "function", "function": {"name": "x", "parameters": WRONG}}
 WAYS: list[Any] = [{"speculate": False}, {"drafter": "eagle"}, {"drafter": "lookup", "budget": 5}]
 
 

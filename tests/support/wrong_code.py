@@ -35,6 +35,7 @@ def mutated(monkeypatch: pytest.MonkeyPatch, folder: Path, mutants: Sequence[Mut
     for i, (name, line, wrong) in enumerate((("types.h", HEADER, f"{HEADER}\nint wrong_line;"), *mutants), -1):
         text = (folder / name).read_text(encoding="utf-8")
         assert text.count(line) == 1
+        assert i < 0 or "WRONG" in wrong
         replaced = text.replace(line, wrong.replace("WRONG", f"(wrong_line == {i})"))
         (folder / name).write_text(replaced, encoding="utf-8")
     opened = native._dlopen

@@ -50,7 +50,7 @@ def test_a_document_sees_only_itself(family: str) -> None:
                 torch.testing.assert_close(found.features[tap][r, here], out.hidden_states[tap][0], rtol=0, atol=1e-9)
 
 
-@pytest.mark.skipif(library("float32", "float32") is None, reason="the compiled pass wants gcc and AVX2")
+@pytest.mark.skipif(library("float32", "float32") is None, reason="native passes need AVX2 or NEON, and a compiler")
 @pytest.mark.parametrize("family", ["llama", "qwen2-sliding", "qwen3"])
 def test_compiled_passes_give_the_features_of_the_stock_forward(family: str) -> None:
     """Documents that share rows, rows of several lengths, padding, and more tokens than one chunk of a prompt has."""
@@ -124,7 +124,7 @@ def test_another_process_may_write_into_the_folder(tmp_path: Path) -> None:
     assert FeatureCache(tmp_path, (-1,), False, "target", limit=1000).free == 900 - mark
 
 
-@pytest.mark.skipif(library("bfloat16", "float32") is None, reason="native passes want a C compiler and AVX2")
+@pytest.mark.skipif(library("bfloat16", "float32") is None, reason="native passes need AVX2 or NEON, and a compiler")
 @pytest.mark.parametrize("name", ["demo"])
 def test_native_targets_give_the_features_of_the_stock_model(name: str) -> None:
     """Hidden states, and what a drafter is given of embeddings and head; documents share rows."""

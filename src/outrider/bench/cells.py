@@ -93,7 +93,7 @@ class Analysis:
             self.strike(cell, faults)
 
     def check_plain(self, group: Group, method: Method, samples: dict[int, Sample]) -> set[str]:
-        """Compare plain decoding itself with the stock model's forward."""
+        """Check plain decoding itself against the logits of `proofs.logits`."""
         llm = self.runner.models.llm(method.variant)
         texts = [text for text in self.runner.texts(group, samples) if text.new]
         others = sum(checks.own(llm, text.ids, text.new, group.temperature, text.seed) for text in texts)

@@ -1,9 +1,9 @@
 """Faults that make a cell invalid. Every method is checked alike, our own too.
 
 answer      texts for all prompts, nothing after the end of a text, the right number of tokens, consistent times
-repeated    no time occurs twice
+repeated    hardly any time occurs twice
 divergence  at T = 0, and under `coupled` at any T, a text must be plain decoding's, token for token
-own         plain decoding must choose what the stock model's forward chooses
+own         plain decoding must choose what the stock model's forward chooses; without one, what a single pass chooses
 """
 
 from __future__ import annotations
@@ -76,6 +76,6 @@ def divergence(
 
 
 def own(llm: LLM, ids: Sequence[int], new: Sequence[int], temperature: float, seed: int) -> int:
-    """The number of tokens of a plain text where the stock forward prefers another by more than rounding explains."""
+    """The number of tokens of a plain text where `proofs.logits` prefer another by more than rounding explains."""
     scores = perturbed(llm, ids, new, temperature, seed)
     return int((scores.max(1) - scores[np.arange(len(new)), list(new)] > TIE[llm.target.precision]).sum())

@@ -26,6 +26,11 @@ class Ratio:
         return (self.top + weight * prior) / (self.bottom + weight)
 
 
+def bin_of(bins: Sequence[Ratio], share: float) -> Ratio:
+    """The bin of a share from 0 to 1, of bins of equal width."""
+    return bins[min(len(bins) - 1, int(len(bins) * share))]
+
+
 @dataclass
 class Acceptance:
     """The share of rounds, of those that drafted to depth d or more, that accepted depth d.

@@ -56,7 +56,8 @@ class BanditBudget:
 
     `scope`: rewards are forgotten where a request begins ("request", the paper's mode; in a batch, where all rows
     begin), or kept ("shared"). `discount` below 1 gives old rounds less weight (discounted UCB). Costs are kept in
-    either case, by the number of rows. The first two rounds draft nothing and measure the plain pass.
+    either case, by the number of rows. The first two rounds of each number of rows
+    draft nothing; the second measures the plain pass.
     """
 
     arms: tuple[Play, ...] = ARMS

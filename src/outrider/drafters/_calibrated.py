@@ -29,7 +29,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..budgets.acceptance import Ratio
+from ..budgets.acceptance import Ratio, bin_of
 from ..core.protocols import Drafter, Drafting, Round
 from ..core.types import Budget, DraftTree, Rows
 
@@ -114,13 +114,10 @@ class Rates:
 
     def learn(self, family: Family) -> None:
         for confidence, hit in family.pairs:
-            self._bin(confidence).add(hit, keep=KEEP)
+            bin_of(self.bins, confidence).add(hit, keep=KEEP)
 
     def of(self, confidence: float) -> float:
-        return self._bin(confidence).value(confidence / 2, 2.0)
-
-    def _bin(self, confidence: float) -> Ratio:
-        return self.bins[min(BINS - 1, int(BINS * confidence))]
+        return bin_of(self.bins, confidence).value(confidence / 2, 2.0)
 
 
 @dataclass(frozen=True)

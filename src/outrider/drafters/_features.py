@@ -103,7 +103,7 @@ class FeatureDrafting(Drafting):
         return drafter.growth.propose(rows, first, step, budget, drafter.names, drafter.vocab)[0]
 
     def candidates(self, rows: Rows, truth: Array, k: int) -> Array:
-        """The k candidates at each depth [b, d, k] below a path of known tokens: for `tuning.py`."""
+        """The k candidates at each depth [b, d, k] below a path of known tokens: for `training/tree_tuning.py`."""
         first, step = self._start(rows)
         return _ranks.below(rows, first, step, truth, k, self.drafter.names)
 

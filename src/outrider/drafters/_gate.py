@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ..budgets.acceptance import Ratio
+from ..budgets.acceptance import Ratio, bin_of
 from ..budgets.curve import Curve
 from ..budgets.ledger import Ledger
 from ..core.types import Budget
@@ -66,7 +66,7 @@ class Gate:
     def gain(self, chance: float, doubt: float = 0.0) -> float:
         """Tokens that networks gain a row whose cheap draft has the next token by this chance, plus `doubt` standard
         errors. (The variance is a geometric distribution's: each further token comes by the same chance.)"""
-        own = self._bin(chance)
+        own = bin_of(self.gains, chance)
         overall = Ratio(sum(r.top for r in self.gains), sum(r.bottom for r in self.gains)).value(FIRST, PRIOR)
         mean = own.value(overall, PRIOR)
         return float(mean + doubt * (mean * (1 + mean) / (own.bottom + 1)) ** 0.5)
@@ -92,7 +92,4 @@ class Gate:
         """
         self.added += RECENT * (added - self.added)
         for chance, gain in zip(chances, gains, strict=True):
-            self._bin(chance).add(gain)
-
-    def _bin(self, chance: float) -> Ratio:
-        return self.gains[min(BINS - 1, int(BINS * chance))]
+            bin_of(self.gains, chance).add(gain)

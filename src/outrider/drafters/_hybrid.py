@@ -180,7 +180,7 @@ class HybridDrafting(Drafting):
         return self.drafter.growth.propose(rows, self._read(), self._step, budget)[0]
 
     def candidates(self, rows: Rows, truth: Array, k: int) -> Array:
-        """The k candidates at each depth [b, d, k] below a path of known tokens: for `tuning.py`."""
+        """The k candidates at each depth [b, d, k] below a path of known tokens: for `training/tree_tuning.py`."""
         first = self._read()
         self.memories = [nodes[0] for nodes in self.nodes]
         self.texts = [text + row for text, row in zip(self.texts, self.pending, strict=True)]

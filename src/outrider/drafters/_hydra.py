@@ -213,7 +213,7 @@ class HydraDrafting(Drafting):
         return drafter.growth.propose(rows, path.first, path.step, budget, drafter.names, drafter.target.vocab)[0]
 
     def candidates(self, rows: Rows, truth: Array, k: int) -> Array:
-        """The k candidates at each depth [b, d, k] below a path of known tokens: for `tuning.py`."""
+        """The k candidates at each depth [b, d, k] below a path of known tokens: for `training/tree_tuning.py`."""
         self._read()
         path = Walk(self.drafter, rows, self.feature)
         return _ranks.below(rows, path.first, path.step, truth[:, : self.drafter.config.heads], k, self.drafter.names)

@@ -90,7 +90,7 @@ class ModelDrafting(Drafting):
         return tree
 
     def candidates(self, rows: Rows, truth: Array, k: int) -> Array:
-        """The k candidates at each depth [b, d, k] below a path of known tokens: for `tuning.py`."""
+        """The k candidates at each depth [b, d, k] below a path of known tokens: for `training/tree_tuning.py`."""
         first, self.pending = self._read(rows), [row[-1:] for row in self.pending]
         return _ranks.below(rows, first, self._step, truth, k, self.drafter.words.names)
 

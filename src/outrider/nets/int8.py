@@ -1,8 +1,8 @@
 """Matrices of trained drafters kept in eight bits: half the size of bfloat16 on disk.
 
-Of each 32 neighbours in a row, the largest magnitude over 127 is the scale (float16), and a number is the nearest
-multiple of it, -127 to 127. A folder (format 2) holds `NAME`, int8 [rows, columns], and `NAME.scale`, float16
-[rows, columns / 32]. Compiled drafters round their matrices in the same way when they are loaded.
+Of each 32 neighbours in a row, the largest magnitude over 127 (at least 1e-7) is the scale (float16), and a number is
+the nearest multiple of it, -127 to 127. A folder (format 2) holds `NAME`, int8 [rows, columns], and `NAME.scale`,
+float16 [rows, columns / 32]. Compiled drafters round their matrices in the same way when they are loaded.
 """
 
 from __future__ import annotations
@@ -27,9 +27,8 @@ def fits(x: Array) -> bool:
 def quantise(x: Array) -> tuple[Array, Array]:
     """A matrix [rows, columns] of float32 as int8 [rows, columns] and scales, float16 [rows, columns / 32]."""
     blocks = x.reshape(len(x), -1, BLOCK)
-    scale = (np.abs(blocks).max(-1) / 127).astype(np.float16)
-    inverse = np.divide(1, scale, where=scale > 0, out=np.zeros(scale.shape, np.float32), dtype=np.float32)
-    values = np.clip(np.rint(blocks * inverse[..., None]), -127, 127)
+    scale = np.maximum(np.abs(blocks).max(-1) / 127, np.float32(1e-7)).astype(np.float16)
+    values = np.clip(np.rint(blocks / scale.astype(np.float32)[..., None]), -127, 127)
     return values.astype(np.int8).reshape(x.shape), scale
 
 

@@ -55,7 +55,7 @@ def own_logits(target: Target, ids: Sequence[int], new: Sequence[int]) -> np.nda
     session, written = target.open(len(ids) + len(new) + 1), list(new[:-1])
     with target.turn():
         for chunk in session.prefill([list(ids)]):
-            rows = [host(chunk.output.logits)[0, -1:]]
+            rows = [host(chunk.output.logits[:, -1:])[0]]
         if written:
             rows.append(host(session.forward(chain([written])).logits)[0])
     return np.concatenate(rows)

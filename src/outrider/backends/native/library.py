@@ -19,7 +19,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from ... import kept
+from ... import kept, machine
 from . import abi, variants
 from .abi import Library
 from .processor import abilities, about, first_cache
@@ -56,7 +56,8 @@ def library(weights: str, rest: str) -> Library | None:
         rest: the same, of activations, keys and values.
 
     Returns:
-        None where it is not to be had on this machine. Where a compiler failed, its message was logged.
+        None where this machine has neither a prebuilt library nor a compiler, or its processor is not supported. A
+        compiler's error is logged.
     """
     if not suits():
         return None
@@ -67,13 +68,13 @@ def library(weights: str, rest: str) -> Library | None:
             code, name = _dlopen(str(file)), file.stem
         elif (compiler := _compiler()) is not None:
             flags = *FLAGS, *SANITIZERS[sanitizer()], *(("-DAMX",) if tiles() else ()), *defines
-            name = variants.digest(" ".join((*compiler, *flags, *sorted(abilities()), about("model name"))))
+            name = variants.digest(" ".join((*compiler, *flags, *sorted(abilities()), machine.processor())))
             code = load(f"{name}.so", partial(_compile, compiler, flags), _dlopen)
         else:
             return None
     except (OSError, subprocess.SubprocessError) as error:
         said = getattr(error, "stderr", None) or str(error)
-        logger.warning("the faster pass could not be compiled (%s); the model's own is used", said.strip()[-200:])
+        logger.warning("the native passes could not be compiled (%s); models run in torch", said.strip()[-200:])
         return None
     NAMES[code] = name
     # Prefetched into the second cache, and further ahead: AMD's processors gain by it, and tiles a little.
@@ -172,7 +173,7 @@ def _links() -> tuple[str, ...]:
 
 
 def _usable(file: Path) -> bool:
-    """Is this a library to load? What is wrong with one that is there is said. OSError: it is not to be kept there."""
+    """Can this library be loaded? Logs what is wrong with one that exists. OSError: the folder cannot be used."""
     if not file.exists():
         return False
     _check(file.parent)

@@ -90,7 +90,7 @@ X86 = (
         "on such processors; with emulated tiles on others",
     ),
     Variant("avx512", "AVX-512 with VNNI and BF16", "x86_64_v4+avx512vnni+avx512bf16", AVX512),
-    Variant("avxvnni", "AVX2 with AVX-VNNI", "x86_64_v3+avxvnni", AVX2 | {"avx_vnni"}, (), BF16, "built only"),
+    Variant("avxvnni", "AVX2 with AVX-VNNI", "x86_64_v3+avxvnni", AVX2 | {"avx_vnni"}, (), BF16, "no: built only"),
     Variant("avx2", "AVX2", "x86_64_v3", AVX2, tested="on such processors, and emulated (Haswell)"),
 )
 ARM = (

@@ -406,11 +406,11 @@ class _Loader:
     def matrices(self, parameters: Sequence[Parameter]) -> list[Matrix]:
         """Matrices in one stretch of memory. A thread reads a matrix alone, the largest first: most are small, and
         threads that share one mostly wait for each other."""
-        rooms = stretch([self.size(one) for one in parameters])
-        order = sorted(range(len(rooms)), key=lambda i: -len(rooms[i]))
+        buffers = stretch([self.size(one) for one in parameters])
+        order = sorted(range(len(buffers)), key=lambda i: -len(buffers[i]))
         with ThreadPoolExecutor(threads()) as pool:
-            made = dict(zip(order, pool.map(lambda i: self.matrix(parameters[i], rooms[i]), order), strict=True))
-        return [made[i] for i in range(len(rooms))]
+            made = dict(zip(order, pool.map(lambda i: self.matrix(parameters[i], buffers[i]), order), strict=True))
+        return [made[i] for i in range(len(buffers))]
 
     def matrix(self, one: Parameter, buffer: Array) -> Matrix:
         """A matrix, written into `buffer`. The file's own pages are released as soon as they are read."""

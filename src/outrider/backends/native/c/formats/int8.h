@@ -9,7 +9,8 @@
 
    Then come the scales, in the same order of blocks, each for all sixteen rows: float16 `d` and, where the kind has
    minima, float16 -dmin, of a block or, with superblocks, of 256 weights; with superblocks behind these for each block
-   int8 scales, one or two (of sixteen weights each), and as many minima. A panel is padded to 64 bytes. */
+   int8 scales, one or two (of sixteen weights each), and as many minima. A panel is padded to a
+   multiple of 64 bytes. */
 
 #ifndef OUTRIDER_FORMATS_INT8_H
 #define OUTRIDER_FORMATS_INT8_H

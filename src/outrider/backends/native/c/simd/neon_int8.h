@@ -16,9 +16,6 @@ INLINE i8_t i8_zero(void) {
 INLINE i8_t i8_load(const void *p) {
     return b_load(p);
 }
-INLINE UNUSED void i8_store(void *p, i8_t x) {
-    memcpy(p, &x, sizeof x);
-}
 INLINE i8_t i8_set1(int x) { /* in every byte */
     const uint8x16_t half = vdupq_n_u8((uint8_t)x);
     return n_join_bytes(half, half);
@@ -56,13 +53,6 @@ INLINE vec_t v_from_sums(i8_t x) {
 }
 INLINE vec_t v_load_f16_all(const char *p) {
     return v_load_f16(p);
-}
-
-/* Four bytes in every int32. */
-INLINE i8_t i8_repeat(const int8_t *p) {
-    int32_t four;
-    memcpy(&four, p, 4);
-    return i8_set_sums(four);
 }
 
 INLINE int32x4_t n_dot(int32x4_t sum, int8x16_t a, int8x16_t b) {
