@@ -10,7 +10,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -112,6 +112,25 @@ def alone(path: str | Path) -> Iterator[None]:
         finally:
             if path.exists() and not path.stat().st_size:
                 path.unlink()
+
+
+@contextmanager
+def one_at_a_time(path: Path) -> Iterator[None]:
+    """A block that processes and threads that name this lock file run one after the other.
+
+    Where the system or its file system has no locks, all run it at once. The file remains, empty.
+
+    Args:
+        path: its folder must exist.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    with path.open("ab") as file:
+        if fcntl is not None:
+            with suppress(OSError):
+                fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 @contextmanager

@@ -10,7 +10,9 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 
 import pytest
@@ -58,9 +60,20 @@ def test_a_library_is_compiled_once(cache: Path, caplog: pytest.LogCaptureFixtur
     compiler = Compiler()
     assert [number(native.load(NAME, compiler, ctypes.CDLL)) for _ in range(3)] == [1, 1, 1]
     assert not said(caplog)
-    assert {f.name for f in cache.iterdir()} == {NAME, f"{NAME}.sha256"}
+    assert {f.name for f in cache.iterdir()} == {NAME, f"{NAME}.sha256", f"{NAME}.lock"}
     digest, name = (cache / f"{NAME}.sha256").read_text().split()
     assert (digest, name) == (hashlib.sha256((cache / NAME).read_bytes()).hexdigest(), NAME)
+
+
+def test_a_library_that_several_ask_for_at_once_is_compiled_by_one(cache: Path) -> None:
+    compiler, asked = Compiler(), Barrier(3)
+
+    def load(_: int) -> int:
+        asked.wait()
+        return number(native.load(NAME, compiler, ctypes.CDLL))
+
+    with ThreadPoolExecutor(3) as pool:
+        assert list(pool.map(load, range(3))) == [1, 1, 1]
 
 
 def half(file: Path) -> None:

@@ -15,11 +15,12 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from ... import kept, machine
+from ... import files, kept, machine
 from . import abi, variants
 from .abi import Library
 from .processor import abilities, about, first_cache
@@ -118,8 +119,9 @@ def sanitizer() -> str:
 def load(name: str, compile_to: Callable[[Path], object], dlopen: Callable[[str], Any]) -> Any:
     """A library of the user's cache folder, which is compiled where it is not there. Its checksum lies beside it.
 
-    It is loaded only from a folder and a file that nobody else can write, and only if its checksum is right; otherwise
-    it is compiled again. Where the folder cannot be used it is compiled for this process alone.
+    One process compiles it while others wait. It is loaded only from a folder and a file that nobody else can write,
+    and only if its checksum is right; otherwise it is compiled again. Where the folder cannot be used it is compiled
+    for this process alone.
 
     Args:
         name: of its file; it must tell apart whatever could be compiled.
@@ -130,13 +132,23 @@ def load(name: str, compile_to: Callable[[Path], object], dlopen: Callable[[str]
         OSError: what was compiled cannot be loaded. What `compile_to` raises is passed on.
     """
     file = kept.folder("native") / name
-    try:
-        if _usable(file):
-            return dlopen(str(file))
-    except OSError as error:
-        kept.unusable(error.strerror or str(error))
+    with ExitStack() as held:
+        try:
+            if _usable(file):
+                return dlopen(str(file))
+            _check(kept.make(file.parent))
+            held.enter_context(files.one_at_a_time(file.with_name(f"{file.name}.lock")))
+            if _usable(file):  # another process compiled it in the meantime
+                return dlopen(str(file))
+        except OSError as error:
+            kept.unusable(error.strerror or str(error))
+        return _made(file, compile_to, dlopen)
+
+
+def _made(file: Path, compile_to: Callable[[Path], object], dlopen: Callable[[str], Any]) -> Any:
+    """A library that is compiled now, and kept in this file of the cache folder where that can be."""
     with tempfile.TemporaryDirectory(prefix="outrider-") as own:  # mode 0700; a loaded library outlives its file
-        made = Path(own) / name
+        made = Path(own) / file.name
         compile_to(made)
         try:
             return dlopen(str(_keep(made, file)))
