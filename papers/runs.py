@@ -15,14 +15,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from outrider.machine import processor
-
 from . import rows, studies
 from .measure import Study
 from .measure import run as measure
 
 EVAL = str(rows.ROOT.parent / "shared" / "data" / "eval")  # the papers' prompts
-FLAGS = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "avx_vnni", "amx_bf16", "amx_int8")  # that passes use
 TRAIN = "python -m recipes.smollm2.answers --unpack && python -m recipes.smollm2.train"
 
 
@@ -94,15 +91,10 @@ def study(paper: str, model: str) -> tuple[Study, list[str]]:
     return grid, list(lacks)
 
 
-def machine() -> dict[str, Any]:
-    """The processor by name, with what passes use of it, and the commit."""
-    facts = dict(line.split(":", 1) for line in processor().splitlines() if ":" in line)
-    facts = {key.strip(): value.strip() for key, value in facts.items()}
-    flags = set(facts.get("flags", "").split())
+def commit() -> str:
+    """The commit that is checked out."""
     git = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
-    numbers = " ".join(facts[key] for key in ("cpu family", "model") if key in facts)
-    return {"name": facts.get("model name", ""), "family and model": numbers, "flags": [f for f in FLAGS if f in flags],
-            "commit": git.stdout.strip()}  # fmt: skip
+    return git.stdout.strip()
 
 
 def run(paper: str, model: str, quiet: bool, **changes: Any) -> None:
@@ -116,5 +108,5 @@ def run(paper: str, model: str, quiet: bool, **changes: Any) -> None:
     document = measure(grid)
     lines = (Path(grid.out) / "samples.jsonl").read_text(encoding="utf-8").splitlines()
     kept = studies.kept(document, name, studies.by_prompt(lines), timed=quiet)
-    kept["run"]["machine"] |= machine()
+    kept["run"]["machine"]["commit"] = commit()
     studies.write(name, kept)

@@ -11,6 +11,9 @@ from pathlib import Path
 from typing import Any
 
 PACKAGES = ("outrider", "torch", "transformers", "safetensors", "numpy")  # that results depend on
+# What native passes use of a processor, by the names of /proc/cpuinfo.
+X86 = "avx2", "avx512f", "avx512_bf16", "avx512_vnni", "avx_vnni", "amx_bf16", "amx_int8"
+FLAGS = *X86, "asimd", "asimddp", "i8mm", "bf16"
 CORES = Path("/sys/devices/system/cpu")
 _chosen: list[int] = []  # by `use_threads`
 
@@ -60,16 +63,18 @@ def device(name: str) -> str:
     return f"{name} {torch.cuda.get_device_name(name)}"
 
 
+@cache
+def cpu() -> dict[str, str]:
+    """What Linux says about the first processor, by the names of /proc/cpuinfo; empty elsewhere."""
+    file = Path("/proc/cpuinfo")
+    lines = file.read_text(encoding="utf-8").split("\n\n")[0].splitlines() if file.is_file() else []
+    return {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+
+
 def processor() -> str:
     """The processor's name and abilities, by which measurements and proofs are kept."""
-    about = Path("/proc/cpuinfo")
-    lines = about.read_text(encoding="utf-8").splitlines() if about.is_file() else []
-    facts = {
-        line.split(":")[0].strip(): line
-        for line in lines
-        if line.startswith(("model", "flags", "Features", "CPU part", "cpu family"))
-    }
-    return "\n".join([platform.machine(), platform.processor(), *facts.values()])
+    names = "model name", "cpu family", "model", "flags", "CPU part", "Features"
+    return "\n".join([platform.machine(), platform.processor(), *(cpu().get(name, "") for name in names)])
 
 
 def versions() -> dict[str, str]:
@@ -92,7 +97,9 @@ def environment() -> dict[str, Any]:
     return {
         "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "machine": {
-            "processor": platform.machine(), "cores": os.cpu_count(), "threads": threads(), "gpus": gpus,
+            "processor": cpu().get("model name") or platform.processor() or platform.machine(),
+            "flags": [flag for flag in FLAGS if flag in cpu().get("flags", cpu().get("Features", "")).split()],
+            "cores": os.cpu_count(), "threads": threads(), "gpus": gpus,
         },
         "versions": versions(),
     }  # fmt: skip

@@ -23,7 +23,7 @@ from typing import Any
 from ... import files, kept, machine
 from . import abi, variants
 from .abi import Library
-from .processor import abilities, about, first_cache
+from .processor import abilities, first_cache
 from .variants import AVX512, NEON, PRECISIONS, TILES
 
 PREBUILT = Path(__file__).parent / "lib"
@@ -79,7 +79,7 @@ def library(weights: str, rest: str) -> Library | None:
         return None
     NAMES[code] = name
     # Prefetched into the second cache, and further ahead: AMD's processors gain by it, and tiles a little.
-    second = tiles() or "AuthenticAMD" in about("vendor_id")
+    second = tiles() or machine.cpu().get("vendor_id") == "AuthenticAMD"
     code.tune(first_cache(), second, 2 if second else 1)
     return code
 

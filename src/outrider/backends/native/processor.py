@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from ... import machine
 from .variants import AVX2, NEON
 
 FIRST_CACHE = Path("/sys/devices/system/cpu/cpu0/cache/index0/size")  # as in 48K
@@ -29,7 +30,7 @@ def abilities() -> frozenset[str]:
 def _linux_x86() -> frozenset[str]:
     """Tiles (AMX) must be requested from Linux, for the whole process."""
     request, tile_data = 0x1023, 18  # arch_prctl's ARCH_REQ_XCOMP_PERM
-    flags = frozenset(about("flags").split())
+    flags = frozenset(machine.cpu().get("flags", "").split())
     if "amx_tile" in flags and ctypes.CDLL(None).syscall(158, request, tile_data) != 0:
         return frozenset(name for name in flags if not name.startswith("amx"))
     return flags
@@ -64,17 +65,6 @@ def _sysctl(name: str) -> bool:
     value, size = ctypes.c_int(0), ctypes.c_size_t(4)
     failed = ctypes.CDLL(None).sysctlbyname(name.encode(), ctypes.byref(value), ctypes.byref(size), None, 0)
     return not failed and value.value == 1
-
-
-def about(what: str) -> str:
-    """A line of what Linux says about the processor; empty where it says nothing."""
-    return next((line for line in _lines() if line.startswith(what)), "")
-
-
-@cache
-def _lines() -> list[str]:
-    file = Path("/proc/cpuinfo")
-    return file.read_text(encoding="utf-8").split("\n\n")[0].splitlines() if file.is_file() else []
 
 
 def first_cache() -> int:
