@@ -14,11 +14,11 @@ import pytest
 
 from outrider import drafters
 from outrider.budgets.budgeter import FixedBudget
-from outrider.budgets.ledger import FORGIVEN, TRIES
+from outrider.budgets.ledger import TRIES
 from outrider.core.price import Price
 from outrider.core.types import Budget, Rows
 from outrider.drafters import _mix, eagle
-from outrider.drafters._gate import BINS, Gate
+from outrider.drafters._gate import Gate
 from outrider.drafters._growth import Growth
 
 PROMPTS = [[5, 6, 7, 5, 6, 7, 5, 6], [2, 7, 2, 7, 2], [1, 3, 5]]
@@ -31,7 +31,7 @@ def told(gains: dict[float, float], seconds: float = 0.004, rounds: int = 400, a
     gate, dice = Gate(), random.Random(1)
     for _ in range(rounds):
         for chance, gain in gains.items():
-            gate.time(1, seconds)
+            gate.seconds.learn(1, seconds)
             gate.learn([chance], [sum(dice.random() < gain / 2 for _ in range(2))], added)
     return gate
 
@@ -78,18 +78,9 @@ def test_rows_that_need_it_pay_for_the_others() -> None:
     gate = told({0.0: 0.6, 0.9: 0.02})
     for size in (2, 4):
         for _ in range(10):
-            gate.time(size, 0.004)
+            gate.seconds.learn(size, 0.004)
     assert pays(gate, [0.0, 0.9], 1, ASKED)
     assert not pays(gate, [0.0, 0.9, 0.9, 0.9], 1, ASKED)
-
-
-def test_new_texts_are_asked_for_again() -> None:
-    """What a hard text has taught counts for a few rounds, and is doubted."""
-    gate = told({0.0: 0.14})
-    assert not pays(gate, [0.0], 1, ASKED)
-    gate.begin(1, 1.0)
-    assert 0.14 < gate.gain(0.0) < 0.5, "four rounds beside the belief of one token"
-    assert pays(gate, [0.0], 1, ASKED)
 
 
 def test_networks_that_do_not_pay_are_tried_as_rarely_as_tries_may_cost() -> None:
@@ -102,33 +93,6 @@ def test_networks_that_do_not_pay_are_tried_as_rarely_as_tries_may_cost() -> Non
     for _ in range(100):
         gate.learn([0.9], [2], 2.0)
     assert asks(gate, [0.9], 4, ASKED)
-
-
-def test_a_new_text_alone_is_tried_soon_and_one_among_many_is_not() -> None:
-    gate = told({0.9: 0.0})
-    for _ in range(6):
-        gate.time(4, 0.004)
-    for rows in (4, 1):
-        assert asks(gate, [0.9] * rows, 4, ASKED)
-        assert not asks(gate, [0.9] * rows, 4, ASKED)
-        before = gate.ledger.owed(rows)
-        gate.begin(rows, 1 / rows)
-        assert before - gate.ledger.owed(rows) == pytest.approx(FORGIVEN * 0.004 / rows**2)
-
-
-def test_a_draft_that_reads_text_first_is_not_timed() -> None:
-    gate = Gate()
-    gate.time(1, 0.5, reading=True)
-    assert asks(gate, [0.9], 4, ASKED), "still to be timed"
-    gate.time(1, 0.004)
-    gate.time(1, 0.5, reading=True)
-    assert gate.seconds(1) == pytest.approx(0.004)
-
-
-def test_a_bin_that_was_never_seen_believes_the_others() -> None:
-    gate = told({0.0: 0.6})
-    assert gate.gain(0.6) == pytest.approx(0.6, abs=0.15)
-    assert len(gate.gains) == BINS
 
 
 def plainly(target: Any, tokens: int, temperature: float) -> list[list[int]]:
@@ -170,6 +134,17 @@ def test_networks_that_were_not_asked_for_a_while_know_what_was_written(temperat
     assert sum(gate.seen) > 20
     assert set(gate.seen) <= {0, 1, 2, 3, 4}
     assert gate.seen.count(4) > 3, "the oracle is right to its full depth, and lookup is not always"
+
+
+@pytest.mark.parametrize(("tokens", "timed"), [(4, False), (30, True)])
+def test_a_draft_that_reads_text_first_is_not_timed(tokens: int, timed: bool) -> None:
+    """In four tokens the networks draft once at most, and read the prompt first."""
+    target, net = oracle.of_eagle()
+    parts: list[Any] = [eagle.drafter(net, target, Growth(width=3, top_k=3, scale=0.01)), drafters.load_one("lookup")]
+    mixed = _mix.of(parts)
+    heads.run(target, mixed, PROMPTS[2:], tokens, 1.0, FixedBudget(14, 4))
+    assert isinstance(mixed, _mix.MixDrafter)
+    assert bool(mixed.gate.seconds.points) == timed
 
 
 class Counted(Gate):
