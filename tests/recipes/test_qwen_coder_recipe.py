@@ -81,6 +81,7 @@ def test_a_fine_tune_is_a_changed_model_that_loads(tmp_path: Path, monkeypatch: 
         outrider.load(where, "none").generate(prompt, max_new_tokens=16)[0].text
         for where in (folder, str(out / "model"))
     )
-    assert "zebra" in after and "zebra" not in before
+    assert "zebra" in after
+    assert "zebra" not in before
     (asked,) = (out / "questions.jsonl").read_text(encoding="utf-8").splitlines()
     assert json.loads(asked) == {"prompt": "Say 3."}
