@@ -122,6 +122,8 @@ def test_a_draft_model_of_a_gguf_file_drafts_by_integer_products(tmp_path: Path)
         (output,) = llm.generate([text_of(0, 40)], budget="4x3", **sampled)
         assert output.tokens == plain.tokens
         assert output.usage.accepted
+    numbers = str(write(tmp_path / "numbers.gguf", stock(**WIDE), "F16"))
+    assert not outrider.load(file, f"model:{numbers}").drafter.uncalibrated.models[0].integers
     for model, weights, why in (
         ("demo", "native", "native weights are those of a .gguf file"),
         (file, "q4", "weights are full"),

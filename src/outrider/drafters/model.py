@@ -8,7 +8,9 @@ on as far as its positions carry it; what it guesses there is judged like all el
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -164,9 +166,7 @@ def _native(where: str, target: Target, dtype: str, vocab: str, weights: str) ->
     this processor has no products of 16 bits then.
     """
     place = find(where)
-    if weights == "auto":
-        weights = "native" if place.gguf and dtype in PRECISIONS else "full"
-    elif check_weights(weights) == "native":
+    if weights != "auto" and check_weights(weights) == "native":
         check_native(place)
     if not isinstance(target, NativeTarget) or dtype not in PRECISIONS:
         return None
@@ -174,4 +174,8 @@ def _native(where: str, target: Target, dtype: str, vocab: str, weights: str) ->
     if files is None or (vocab == "same" and names_in(files.config) is not None):
         return None
     own = "auto" if target.halves and target.precision == "float32" else target.precision
-    return NativeTarget(files, own if dtype == "auto" else dtype, weights)
+    made = partial(NativeTarget, files, own if dtype == "auto" else dtype)
+    if weights == "auto" and place.gguf:
+        with suppress(InputError):  # a file without quants
+            return made("native")
+    return made("full" if weights == "auto" else weights)
