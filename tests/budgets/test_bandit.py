@@ -181,7 +181,7 @@ def test_numbers_of_rows_have_arms_of_their_own() -> None:
     ("options", "sentence"),
     [
         ({"arms": ()}, "one or more arms"),
-        ({"arms": ((0, A), (0, A))}, "no two of them the same"),
+        ({"arms": ((0, A), (0, A))}, "each of them once"),
         ({"arms": ((0, A), (-1, A))}, "counted from 0"),
         ({"arms": ((0, (3, 0)),)}, "1 or more children"),
         ({"arms": ((0, (9, 9, 9, 9)),)}, "at most 256 nodes"),

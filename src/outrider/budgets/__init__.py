@@ -48,7 +48,10 @@ def parse(text: str) -> Budgeter:
 
 def _arm(word: str) -> Play:
     """`3,2,1`, `none`, or `2:3,2,1` for the second drafter."""
-    match = re.fullmatch(r"(?:([1-9]\d*):)?(none|\d+(?:,\d+)*)", word)
+    match = re.fullmatch(r"(?:(\d+):)?(none|\d+(?:,\d+)*)", word)
     if match is None:
         raise InputError(f"a budget is {SPELLINGS}, not {word!r}")
-    return (0, ()) if match[2] == "none" else (int(match[1] or 1) - 1, tuple(map(int, match[2].split(","))))
+    part = int(match[1] or 1) - 1
+    if part < 0:
+        raise InputError(f"drafters are counted from 1, not {word!r}")
+    return (0, ()) if match[2] == "none" else (part, tuple(map(int, match[2].split(","))))

@@ -54,7 +54,7 @@ class BanditBudget:
 
     def __post_init__(self) -> None:
         if not self.arms or len(set(self.arms)) < len(self.arms):
-            raise InputError("a bandit needs one or more arms, no two of them the same")
+            raise InputError("a bandit needs one or more arms, each of them once")
         for part, shape in self.arms:
             check_shape(shape)
             if part < 0:
