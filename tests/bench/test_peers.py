@@ -16,9 +16,10 @@ from tokenizers.pre_tokenizers import ByteLevel
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.append(str(ROOT / "benchmarks"))  # where its scripts find one another
+sys.path += [str(ROOT / "benchmarks"), str(ROOT / "benchmarks" / "engines")]  # where scripts find one another
 
 import peers  # noqa: E402
+import with_transformers  # noqa: E402
 from outrider.shipped import shipped  # noqa: E402
 
 SHIPS = "suffix + eagle3:smollm2/eagle3"
@@ -162,17 +163,20 @@ def test_kept_lines_are_those_of_the_same_job(tmp_path: Path, monkeypatch: pytes
 def test_transformers_drafts_with_a_model_of_the_same_tokenizer_or_another(tmp_path: Path) -> None:
     """Greedy texts in float32 are those without drafts."""
     drafters = {"": "plain", shipped("demo/draft"): "assisted", str(other(tmp_path)): "assisted"}
-    job = {
+    job: dict[str, Any] = {
         "model": shipped("demo/target"), "prompts": {"a": [[5, 9, 17, 33], [40, 41, 42]]}, "ends": [1], "tokens": 8,
         "temperatures": [0.0, 1.0], "batches": [1], "repeats": 1, "dtype": "float32",
     }  # fmt: skip
     texts = []
     for drafter, method in drafters.items():
-        run = peers.Run("transformers", method, sys.executable, (1,))
-        lines = peers.measure(run, {**job, "drafter": drafter})
-        assert [(line["method"], line["temperature"]) for line in lines] == [(method, 0.0), (method, 1.0)]
-        texts.append(lines[0]["texts"])
+        _, write, _ = with_transformers.start({**job, "method": method, "drafter": drafter})
+        texts.append(write(job["prompts"]["a"], 0.0, 1))
+        assert len(write(job["prompts"]["a"], 1.0, 1)) == 2
     assert texts == texts[:1] * 3
+    run = peers.Run("transformers", "assisted", sys.executable, (1,))
+    lines = peers.measure(run, {**job, "drafter": drafter})
+    assert [(line["method"], line["temperature"]) for line in lines] == [("assisted", 0.0), ("assisted", 1.0)]
+    assert lines[0]["texts"] == texts[0]
 
 
 def other(folder: Path) -> Path:
