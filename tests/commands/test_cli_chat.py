@@ -131,12 +131,13 @@ def test_bad_options_are_refused(run: Run, folder: str) -> None:
 
 
 @pytest.mark.process
-def test_on_a_terminal(folder: str, tmp_path: Path) -> None:
+@pytest.mark.trained
+def test_on_a_terminal(tmp_path: Path) -> None:
     """Typed lines, a history that is kept, Ctrl-C and Ctrl-D at the prompt."""
     pid, terminal = pty.fork()
     if pid == 0:
         os.environ["XDG_STATE_HOME"] = str(tmp_path)
-        os.execv(sys.executable, [sys.executable, "-m", "outrider", "chat", folder, *SHORT])
+        os.execv(sys.executable, [sys.executable, "-m", "outrider", "chat", "demo", "--drafter", "lookup", *SHORT])
     shown = ""
 
     def until(words: str, typed: bytes = b"") -> None:

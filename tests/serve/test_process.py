@@ -40,7 +40,7 @@ def begin(model: str, port: int, patience: int = 120) -> tuple[subprocess.Popen[
     """A server of its own process, and the port that it says it has; `patience`: its --shutdown-timeout."""
     code = "import sys; from outrider.cli import main; sys.exit(main(sys.argv[1:]))"
     command = [sys.executable, "-c", code, "serve", model, "--drafter", "eagle:demo/hass", "--port", str(port)]
-    options = ["--dtype", "float32", "--rows", "2", "--no-compile", "--quiet", "--shutdown-timeout", str(patience)]
+    options = ["--rows", "2", "--quiet", "--shutdown-timeout", str(patience)]
     source = str(Path(__file__).resolve().parents[2] / "src")
     process = subprocess.Popen(
         [*command, *options], stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": source}
