@@ -18,8 +18,9 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 ROOT = Path(__file__).resolve().parents[2]
 sys.path += [str(ROOT / "benchmarks"), str(ROOT / "benchmarks" / "engines")]  # where scripts find one another
 
-import peers  # noqa: E402
 import with_transformers  # noqa: E402
+
+import peers  # noqa: E402
 from outrider.shipped import shipped  # noqa: E402
 
 SHIPS = "suffix + eagle3:smollm2/eagle3"

@@ -132,10 +132,8 @@ def together(out: Path, count: int, trainings: Callable[[Path, dict[str, Any]], 
         time.sleep(0.02)
     for child in running if until else ():
         os.kill(child, signal.SIGKILL)
-    for _ in running:
-        if os.waitpid(-1, 0)[1] and not until:
-            return False  # the others would wait for the one that failed
-    return True
+    ends = (os.waitpid(-1, 0)[1] for _ in running)
+    return all(end == 0 or until for end in ends)  # at the first failure: the others would wait for that process
 
 
 if __name__ == "__main__":
