@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from compiled_code import needs_code
 
 from outrider.backends.native import abi, abi_source, workspace
 from outrider.backends.native.abi import ffi, struct
@@ -17,7 +18,7 @@ from outrider.backends.native.variants import SOURCES
 from outrider.backends.native.workspace import Workspace
 
 CODE = library("float32", "float32")
-pytestmark = pytest.mark.skipif(CODE is None, reason="there is no compiled pass on this machine")
+pytestmark = needs_code
 BUILDS = [
     [], ["-DBF16_WEIGHTS"], ["-DBF16_WEIGHTS", "-DF32_STATE"], ["-march=x86-64-v3", "-DBF16_WEIGHTS"],
     ["-march=sapphirerapids", "-DBF16_WEIGHTS", "-DAMX"],

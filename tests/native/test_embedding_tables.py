@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from compiled_code import needs_code
 from quantised_blocks import random_blocks
 
 import outrider
@@ -17,7 +18,7 @@ from outrider.backends.native.weights import Table, rounded
 from outrider.names import installed
 
 CODE = library("float32", "float32")
-pytestmark = pytest.mark.skipif(CODE is None, reason="there is no compiled pass on this machine")
+pytestmark = needs_code
 WIDTH, TOKENS = 256, 7
 READ = (
     "F32",

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from compiled_code import needs_code
 
 import outrider
 from outrider.backends.native.library import library, sanitizer
@@ -23,7 +24,7 @@ from outrider.params import LARGEST, SMALLEST
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.trained,
-    pytest.mark.skipif(library("float32", "float32") is None, reason="there is no compiled pass on this machine"),
+    needs_code,
 ]
 
 DEMO = (

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import torch
 from bits import text_of, trees_differ
+from compiled_code import needs_code
 from gguf_files import write
 from safetensors.torch import save_file
 from small import build
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 from wrong_code import mutated
 
-from outrider.backends.native import library as native
 from outrider.backends.native.target import load
 from outrider.backends.torch import gguf
 from outrider.backends.torch.mark import mark_of
@@ -25,10 +25,7 @@ from outrider.backends.torch.module import ModuleTarget
 from outrider.core.protocols import Target
 from outrider.params import InputError
 
-pytestmark = pytest.mark.skipif(
-    native.library("float32", "float32") is None,
-    reason="native passes need AVX2 or NEON, and a compiler",
-)
+pytestmark = needs_code
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 32, "max_position_embeddings": 2048}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral": ("mixtral", {"num_local_experts": 5, "sliding_window": 70}),

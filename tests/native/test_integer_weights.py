@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from bits import text_of, trees_differ
+from compiled_code import needs_code
 from gguf_files import write
 from small import BASE, build
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -17,7 +18,6 @@ from wrong_code import mutated
 
 import outrider
 from outrider import InputError, machine
-from outrider.backends.native import library as native
 from outrider.backends.native.abi import INTEGER
 from outrider.backends.native.target import NativeTarget, load
 from outrider.backends.native.weights import Matrix
@@ -28,10 +28,7 @@ SIZES = {"vocab_size": 97, "hidden_size": 64, "intermediate_size": 96, "num_atte
 WIDE = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4}  # of superblocks
 KINDS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4")
 
-pytestmark = pytest.mark.skipif(
-    native.library("float32", "float32") is None,
-    reason="native passes need AVX2 or NEON, and a compiler",
-)
+pytestmark = needs_code
 
 
 @pytest.fixture(autouse=True, params=["own", "avx2"])

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 import torch
 from bits import text_of, trees_differ
+from compiled_code import needs_code
 from gguf_files import write
 from small import build, sequential
 from test_target import TAPS, outputs, text
 
-from outrider.backends.native import library as native
 from outrider.backends.native.checkpoint import open_checkpoint
 from outrider.backends.native.description import Description
 from outrider.backends.native.target import NativeTarget, load
@@ -103,10 +103,7 @@ PADDED: dict[str, tuple[str, dict[str, Any], str]] = {
 FAMILIES |= PADDED
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
-pytestmark = pytest.mark.skipif(
-    native.library("float32", "float32") is None,
-    reason="native passes need AVX2 or NEON, and a compiler",
-)
+pytestmark = needs_code
 
 
 def family(name: str, dtype: torch.dtype, **more: Any) -> Any:

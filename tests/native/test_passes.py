@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from bits import mixed, opened, plain, text_of, trees_differ
+from compiled_code import needs_code
 from small import build, tree_of
 from torch import Tensor
 
@@ -40,10 +41,7 @@ KINDS = {
 }  # fmt: skip
 HALF, WHOLE = torch.bfloat16, torch.float32
 
-pytestmark = pytest.mark.skipif(
-    native.library("float32", "float32") is None,
-    reason="native passes need AVX2 or NEON, and a compiler",
-)
+pytestmark = needs_code
 
 
 def made(name: str = "llama", dtype: torch.dtype = HALF, **more: Any) -> NativeTarget:

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from compiled_code import needs_code
 from gguf_files import write
 from small import BASE, build
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from outrider.backends.native import library as native
 from outrider.backends.native.checkpoint import open_checkpoint
 from outrider.backends.native.passes import as_float
 from outrider.backends.native.target import NativeTarget, load
@@ -53,10 +53,7 @@ KINDS = (
 )  # fmt: skip
 TAPS = (0, 1, -1)
 
-pytestmark = pytest.mark.skipif(
-    native.library("float32", "float32") is None,
-    reason="native passes need AVX2 or NEON, and a compiler",
-)
+pytestmark = needs_code
 
 
 def family(name: str, dtype: torch.dtype, **more: Any) -> Any:

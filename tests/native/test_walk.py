@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from compiled_code import needs_code
 
 from outrider.backends.native.library import library
 from outrider.backends.native.walk import Walk
@@ -21,7 +22,7 @@ from outrider.core.verify import judge
 from outrider.params import Sampling
 
 CODE = library("float32", "float32")
-pytestmark = pytest.mark.skipif(CODE is None, reason="there is no compiled pass on this machine")
+pytestmark = needs_code
 History = Sequence[tuple[list[int], list[int]]]  # prompt and output of each row
 
 

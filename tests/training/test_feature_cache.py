@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from compiled_code import needs_code
 from small import build
 
 from outrider.backends.choose import load
@@ -50,7 +51,7 @@ def test_a_document_sees_only_itself(family: str) -> None:
                 torch.testing.assert_close(found.features[tap][r, here], out.hidden_states[tap][0], rtol=0, atol=1e-9)
 
 
-@pytest.mark.skipif(library("float32", "float32") is None, reason="native passes need AVX2 or NEON, and a compiler")
+@needs_code
 @pytest.mark.parametrize("family", ["llama", "qwen2-sliding", "qwen3"])
 def test_compiled_passes_give_the_features_of_the_stock_forward(family: str) -> None:
     """Documents that share rows, rows of several lengths, padding, and more tokens than one chunk of a prompt has."""

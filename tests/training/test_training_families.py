@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from compiled_code import needs_code
 from safetensors.torch import load_file
 from small import build
 from training_world import RECIPE
 
 from outrider import drafters
-from outrider.backends.native.library import library
 from outrider.backends.torch import HFTarget
 from outrider.backends.torch.module import ModuleTarget
 from outrider.budgets.budgeter import FixedBudget
@@ -38,7 +38,7 @@ def text(target: HFTarget, spec: str, temperature: float) -> list[int]:
     return row.output
 
 
-@pytest.mark.skipif(library("float32", "float32") is None, reason="native passes need AVX2 or NEON, and a compiler")
+@needs_code
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("method", ["medusa", "hydra", "eagle", "hass", "eagle3"])
 def test_compiled_passes_stop_no_gradient(method: str, dtype: torch.dtype) -> None:
