@@ -23,7 +23,7 @@ def test_texts_and_acceptance_are_held_against_the_engines(
     monkeypatch.setattr(vllm, "runner", lambda python: engine)
     monkeypatch.setattr(vllm, "check", lambda python: None)
     model, drafter = target_at(tmp_path / "target"), drafter_at(tmp_path / "drafter")
-    (tmp_path / "p.jsonl").write_text("\n".join(json.dumps(" ".join(map(str, p))) for p in PROMPTS))
+    (tmp_path / "p.jsonl").write_text("\n".join(json.dumps(" ".join(map(str, p))) for p in PROMPTS[:4]))
     asked = [
         "parity",
         str(model),
@@ -43,7 +43,7 @@ def test_texts_and_acceptance_are_held_against_the_engines(
         f"outrider: decoding with {drafter} (1 of 2) in Outrider\noutrider: starting vLLM with lookup (2 of 2)\n"
         in said
     )
-    assert "Parity with vLLM 0: all 16 texts are identical" in " ".join(shown.split())
+    assert "Parity with vLLM 0: all 4 texts are identical" in " ".join(shown.split())
     assert cli.main([*asked, "--json"]) == 0
     shown, said = capsys.readouterr()
     assert "decoding" not in said
