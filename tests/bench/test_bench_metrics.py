@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from instrument import rounds_of
 
 from outrider.bench import metrics
 from outrider.bench.document import RoundTime
@@ -293,19 +294,11 @@ def test_texts_of_one_token_are_no_speed() -> None:
 # -- rounds ------------------------------------------------------------------------------------------------------------
 
 
-def usage(accepted_at: list[int], tested_at: list[int], rounds: int, **more: float) -> Usage:
-    made = Usage(
-        new_tokens=1 + rounds + sum(accepted_at), rounds=rounds, accepted=sum(accepted_at), tested=sum(tested_at),
-        accepted_at=accepted_at, tested_at=tested_at,
-    )  # fmt: skip
-    return replace(made, **more)
-
-
 # Three chunks; the second is a batch of two rows. By hand below.
 USAGES = [
-    [usage([6, 3], [10, 6], rounds=10)],
-    [usage([4, 2, 1], [4, 4, 2], rounds=4), usage([1], [2], rounds=3)],
-    [usage([], [], rounds=5)],
+    [rounds_of([6, 3], [10, 6], rounds=10)],
+    [rounds_of([4, 2, 1], [4, 4, 2], rounds=4), rounds_of([1], [2], rounds=3)],
+    [rounds_of([], [], rounds=5)],
 ]
 
 
@@ -335,15 +328,15 @@ def test_no_rounds_and_no_tests_are_no_fault() -> None:
 
 def test_rows_of_a_batch_share_their_rounds() -> None:
     """Two rows of one batch, the second left early: its rounds were the first one's too, and count once."""
-    long = usage([], [], 10, draft_seconds=0.1, verify_seconds=0.4, decode_seconds=0.7)
-    short = usage([], [], 4, draft_seconds=0.04, verify_seconds=0.16, decode_seconds=0.28)
-    other = usage([], [], 30, draft_seconds=0.9, verify_seconds=0.6, decode_seconds=1.7)
+    long = rounds_of([], [], 10, draft_seconds=0.1, verify_seconds=0.4, decode_seconds=0.7)
+    short = rounds_of([], [], 4, draft_seconds=0.04, verify_seconds=0.16, decode_seconds=0.28)
+    other = rounds_of([], [], 30, draft_seconds=0.9, verify_seconds=0.6, decode_seconds=1.7)
     assert metrics.round_ms([[short, long]]) == RoundTime(10.0, 40.0, 20.0)
     assert metrics.round_ms([[long, short], [other]]) == RoundTime(25.0, 25.0, 10.0)
 
 
 def test_usages_are_the_first_repeats_or_none() -> None:
-    a, b = usage([1], [2], 3), usage([2], [2], 4)
+    a, b = rounds_of([1], [2], 3), rounds_of([2], [2], 4)
     made = [sample(c, r, usages=[u]) for r, u in enumerate((a, b)) for c in (0, 1)]
     made[1].turns.append(replace(made[1].turns[0], usages=[b]))
     assert Table.of(made, [0, 1]).usages() == [[a], [a, b]]

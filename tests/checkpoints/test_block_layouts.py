@@ -11,6 +11,7 @@ import layouts_foreign as foreign
 import pytest
 import torch
 from layouts_foreign import HEADS, KV, LAYERS, LLAMA, D, H, V
+from layouts_reference import rms, rotated
 from torch import Tensor
 
 from outrider import cli
@@ -53,17 +54,6 @@ def tensors(markov: bool = False, second: bool = False) -> dict[str, Tensor]:
     return foreign.fill(shapes)
 
 
-def rms(x: Tensor, weight: Tensor) -> Tensor:
-    return x / (x.pow(2).mean(-1, keepdim=True) + 1e-6).sqrt() * weight
-
-
-def rotated(x: Tensor, position: int) -> Tensor:
-    half = D // 2
-    angle = position * 10000.0 ** (-torch.arange(half, dtype=torch.float64) * 2 / D)
-    a, b = x[..., :half], x[..., half:]
-    return torch.cat([a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()], -1)
-
-
 def mixed(p: dict[str, Tensor], name: str, side: int, given: Tensor, y: Tensor) -> Tensor:
     """One of DFlash 2's convolutions of the slots y, with the weights that `given` asks for; y where there is none."""
     if f"{name}.base_kernel" not in p:
@@ -89,12 +79,12 @@ def reference(w: dict[str, Tensor], features: Tensor, slots: Tensor, causal: boo
 
         def keys(y: Tensor, position: int, p: dict[str, Tensor] = p) -> tuple[Tensor, Tensor]:
             k, v = ((p[f"self_attn.{n}_proj.weight"] @ y).view(KV, D) for n in "kv")
-            return rotated(rms(k, p["self_attn.k_norm.weight"]), position), v
+            return rotated(rms(k, p["self_attn.k_norm.weight"]), position, 10000.0), v
 
         seen = [keys(y, t) for t, y in enumerate(context)] + [keys(y, first + j) for j, y in enumerate(normed)]
         for j, y in enumerate(normed):
             q = (p["self_attn.q_proj.weight"] @ y).view(HEADS, D)
-            q = rotated(rms(q, p["self_attn.q_norm.weight"]), first + j)
+            q = rotated(rms(q, p["self_attn.q_norm.weight"]), first + j, 10000.0)
             visible = seen[: first + j + 1] if causal else seen
             heads = []
             for h in range(HEADS):

@@ -11,7 +11,7 @@ from typing import Any
 import layouts_foreign as foreign
 import pytest
 import torch
-from layouts_foreign import DRAFTED, HEADS, LAYERS, LLAMA, VD, D, H, V
+from layouts_foreign import DRAFTED, HEADS, LAYERS, LLAMA, VD, D, H, V, config_of
 from safetensors.torch import load_file, save_file
 
 from outrider.checkpoints import Checkpoint, Facts, native, read
@@ -76,15 +76,6 @@ def hydra() -> Checkpoint:
 
 def filled(method: str, config: dict[str, Any]) -> Checkpoint:
     return Checkpoint("native", method, config, foreign.fill(native.table(method, config)))
-
-
-@pytest.fixture
-def facts(tmp_path: Path) -> Facts:
-    return Facts.at(foreign.target(tmp_path / "target"))
-
-
-def config_of(folder: Path) -> dict[str, Any]:
-    return json.loads((folder / "config.json").read_text())
 
 
 def same(a: Checkpoint, b: Checkpoint) -> None:

@@ -10,7 +10,7 @@ import layouts_foreign as foreign
 import layouts_reference as reference
 import pytest
 import torch
-from layouts_foreign import LAYERS, LLAMA, SIZES, VD, H, V
+from layouts_foreign import LAYERS, LLAMA, SIZES, VD, H, V, config_of
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -89,15 +89,6 @@ def test_speculators(tmp_path: Path) -> None:
     found = read(foreign.folder(tmp_path, speculators(), raw))
     assert (found.layout, found.config["parallel"], found.config["mask_token"]) == ("speculators P-EAGLE", 6, TOKEN)
     same_logits(found, raw, {**SIZES, "theta": 500.0})
-
-
-@pytest.fixture
-def facts(tmp_path: Path) -> Facts:
-    return Facts.at(foreign.target(tmp_path / "target"))
-
-
-def config_of(folder: Path) -> dict[str, Any]:
-    return json.loads((folder / "config.json").read_text())
 
 
 @pytest.mark.parametrize("own", [True, False])

@@ -8,30 +8,15 @@ import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import pytest
 import typer
+from cli_world import Run
 
 from outrider import cli
 from outrider.params import InputError
 
 COMMANDS = Path(cli.__file__).parent / "commands"
-
-
-class Ran:
-    def __init__(self, code: int, out: str, err: str):
-        self.code, self.out, self.err = code, out, err
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Any:
-    def call(*args: str) -> Ran:
-        capsys.readouterr()
-        code = cli.main(args)
-        return Ran(code, *capsys.readouterr())
-
-    return call
 
 
 @pytest.mark.process
@@ -45,7 +30,7 @@ def test_help_needs_no_torch() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_help_names_every_command(run: Any) -> None:
+def test_help_names_every_command(run: Run) -> None:
     for shown in (run("--help"), run("-h"), run()):
         assert shown.code == 0
         assert not shown.err
@@ -54,7 +39,7 @@ def test_help_names_every_command(run: Any) -> None:
         assert all(f"─ {group} ─" in shown.out for group in cli.GROUPS)
 
 
-def test_info_says_where_a_model_lies(run: Any, tmp_path: Path) -> None:
+def test_info_says_where_a_model_lies(run: Run, tmp_path: Path) -> None:
     found = json.loads(run("info", "demo", "--json").out)
     assert (Path(found["where"]) / "config.json").is_file()
     assert (found["model"], found["drafter"]) == ("demo", "eagle:demo/hass")
@@ -70,7 +55,7 @@ def test_info_says_where_a_model_lies(run: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [n for n in cli.COMMANDS if (COMMANDS / f"{cli.file_of(n)}.py").is_file()])
-def test_every_command_loads_and_takes_json(run: Any, name: str) -> None:
+def test_every_command_loads_and_takes_json(run: Run, name: str) -> None:
     shown = run(name, *(["generate"] if name == "data" else []), "--help")
     assert shown.code == 0
     assert "--json" in shown.out or name == "serve"
@@ -94,7 +79,7 @@ def test_every_command_loads_and_takes_json(run: Any, name: str) -> None:
         (["--nothing"], "No such option"),
     ],
 )
-def test_bad_input_is_one_sentence(run: Any, args: list[str], words: str) -> None:
+def test_bad_input_is_one_sentence(run: Run, args: list[str], words: str) -> None:
     shown = run(*args)
     assert shown.code == 2
     assert not shown.out
@@ -103,7 +88,7 @@ def test_bad_input_is_one_sentence(run: Any, args: list[str], words: str) -> Non
     assert len(shown.err.splitlines()) == 1
 
 
-def test_failures_exit_1_and_debug_shows_why(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failures_exit_1_and_debug_shows_why(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(error: BaseException) -> None:
         def command() -> None:
             raise error
@@ -130,7 +115,7 @@ def test_failures_exit_1_and_debug_shows_why(run: Any, monkeypatch: pytest.Monke
     assert run("info").code == 1
 
 
-def test_info(run: Any) -> None:
+def test_info(run: Run) -> None:
     found = json.loads(run("info", "--json").out)
     assert {"lookup", "none", "model"} <= set(found["drafters"])
     assert {"python", "torch", "transformers"} <= set(found["versions"])
@@ -154,5 +139,5 @@ def test_the_package_runs_as_a_module_and_completes_in_a_shell() -> None:
         assert done.stdout.split() == [wanted], done.stderr
 
 
-def test_version(run: Any) -> None:
+def test_version(run: Run) -> None:
     assert run("--version").out.strip() == json.loads(run("info", "--json").out)["versions"]["outrider"]

@@ -47,9 +47,7 @@ def run(capsys: pytest.CaptureFixture[str]) -> Iterator[Run]:
     disable_progress_bar()
 
     def run(*args: str) -> Result:
-        code = main(args)
-        out, err = capsys.readouterr()
-        return code, out, err
+        return Result(main(args), *capsys.readouterr())
 
     yield run
     logging.set_verbosity(before)

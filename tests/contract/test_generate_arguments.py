@@ -10,14 +10,13 @@ from typing import Any
 
 import pytest
 import torch
-from contract_world import PROMPTS, World
+from contract_world import PROMPTS, NoEven, World
 from transformers import (
     CompileConfig,
     DynamicCache,
     EtaLogitsWarper,
     GenerationConfig,
     GenerationMixin,
-    LogitsProcessor,
     LogitsProcessorList,
     MaxLengthCriteria,
     StoppingCriteriaList,
@@ -33,11 +32,6 @@ PAGE = Path(__file__).parents[2] / "docs" / "howto" / "transformers.md"
 IDS, EOS = torch.tensor([PROMPTS[0]]), 5
 USUAL: dict[str, Any] = {"max_new_tokens": 16, "do_sample": False, "pad_token_id": 0}
 ONE = {"do_sample": True, "top_k": 0}  # sampling that a filter leaves one choice
-
-
-class NoEven(LogitsProcessor):
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        return scores.index_fill(1, torch.arange(0, scores.shape[1], 2), float("-inf"))
 
 
 # What each honoured argument is tried with; a call with it writes another text than one without it.

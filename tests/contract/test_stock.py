@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from contract_world import PROMPTS, World, needs
+from contract_world import PROMPTS, NoEven, World, needs
 from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 
 import outrider
@@ -93,13 +93,6 @@ def test_sampling_depends_on_the_seed_alone(world: World) -> None:
     several = run(PROMPTS[:1], "lookup", seed=3, num_return_sequences=3)
     assert torch.equal(several[:1], a)
     assert torch.equal(several[1:2], run(PROMPTS[:1], "lookup", seed=4))
-
-
-class NoEven(LogitsProcessor):
-    """A user's own processor."""
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        return scores.index_fill(1, torch.arange(0, scores.shape[1], 2), float("-inf"))
 
 
 class Ends(StoppingCriteria):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_tokenizers import FALLBACK, made
+from made_tokenizers import FALLBACK, in_bytes, made
 
 from outrider import drafters
 from outrider.llm import LLM
@@ -34,10 +34,6 @@ def table(tokenizer: Any, follows: list[list[int]], certain: float) -> TableTarg
         for token, after in zip(ids, ids[1:] + ids[:1], strict=True):
             target.table[token, after] += certain
     return target
-
-
-def in_bytes(tokenizer: Any, text: str) -> list[int]:
-    return [tokenizer.convert_tokens_to_ids(f"<0x{byte:02X}>") for byte in text.encode()]
 
 
 @pytest.mark.parametrize("depth", [2, 3, 4, 5, 6])

@@ -16,7 +16,7 @@ import small
 import torch
 from oracle import HIDDEN, VOCAB, Oracle
 from safetensors.torch import load_file, save_file
-from transformers import LlamaConfig, LlamaForCausalLM
+from small import tiny_llama
 
 from outrider import drafters
 from outrider.backends.torch import load_target
@@ -244,13 +244,7 @@ def _round(rows: Any, chunk: Any, path: Any, upcoming: Any) -> Round:
 
 @pytest.fixture(scope="module")
 def tiny() -> Any:
-    torch.manual_seed(3)
-    config = LlamaConfig(
-        vocab_size=11, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1, max_position_embeddings=96, initializer_range=0.35, eos_token_id=None,
-        bos_token_id=None,
-    )  # fmt: skip
-    return load_target(LlamaForCausalLM(config).double().eval())
+    return load_target(tiny_llama(11, initializer_range=0.35))
 
 
 @pytest.mark.parametrize("shape", [None, (3, 2), "static", (1, 1)])

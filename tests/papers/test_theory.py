@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from instrument import rounds_of
 
 from outrider.core.types import Usage
 from outrider.params import InputError
@@ -152,14 +153,6 @@ def test_the_figures_are_drawn(tmp_path: Path, suffix: str) -> None:
 
 
 # -- measured rounds ------------------------------------------------------------
-
-
-def rounds_of(accepted_at: list[int], tested_at: list[int], rounds: int, **more: float) -> Usage:
-    made = Usage(
-        new_tokens=1 + rounds + sum(accepted_at), rounds=rounds, accepted=sum(accepted_at), tested=sum(tested_at),
-        accepted_at=accepted_at, tested_at=tested_at,
-    )  # fmt: skip
-    return replace(made, **more)
 
 
 def chain(rounds: int, gamma: int, draft: float, verify: float) -> list[list[Usage]]:

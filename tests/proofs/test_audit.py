@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import subprocess
 import sys
@@ -14,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from enumerating import cut
-from transformers import LlamaConfig, LlamaForCausalLM
+from small import noised, tiny_llama
 
 from outrider import drafters
 from outrider.backends.torch import load_target
@@ -51,19 +50,9 @@ class Tiny:
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
-    torch.manual_seed(3)
-    config = LlamaConfig(
-        vocab_size=VOCAB, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1, max_position_embeddings=96, initializer_range=0.35, eos_token_id=None,
-        bos_token_id=None,
-    )  # fmt: skip
-    model = LlamaForCausalLM(config).double().eval()
-    noisy = copy.deepcopy(model)
-    with torch.no_grad():
-        for p in noisy.parameters():
-            p.add_(torch.randn_like(p) * 0.5 * p.std())
+    model = tiny_llama(VOCAB, initializer_range=0.35)
     folder = tmp_path_factory.mktemp("noisy")
-    noisy.save_pretrained(folder)
+    noised(model, 0.5).save_pretrained(folder)
     return Tiny(load_target(model), str(folder))
 
 

@@ -26,15 +26,6 @@ def sentences(seed: int, count: int) -> list[str]:
     return [" ".join(draw.choices(words.split(), k=9)) + f" {draw.randrange(10**6)}." for _ in range(count)]
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Nets this small lose time between threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory) -> Path:
     """Every source file, small and made up."""

@@ -12,14 +12,6 @@ from recipes.t5 import pairs, train
 TINY = train.Recipe("tiny", hidden=16, inner=24, layers=1, heads=2, head_dim=8, steps=4, rows=4, warmup=2)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
 def work(tmp_path_factory):
     folder = tmp_path_factory.mktemp("t5")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,8 +10,9 @@ from typing import Any
 import contract_weights
 import numpy as np
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from small import noised, tiny_llama
 from transformers.generation.logits_process import (
+    LogitsProcessor,
     LogitsProcessorList,
     MinPLogitsWarper,
     RepetitionPenaltyLogitsProcessor,
@@ -64,19 +64,17 @@ class World:
 
 
 def make_world(folder: Path) -> World:
-    torch.manual_seed(7)
-    config = LlamaConfig(
-        vocab_size=VOCAB, hidden_size=WIDE, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=CONTEXT, initializer_range=0.25, eos_token_id=None,
-        bos_token_id=None,
-    )  # fmt: skip
-    model = LlamaForCausalLM(config).double().eval()
-    noisy = copy.deepcopy(model)
-    with torch.no_grad():
-        for p in noisy.parameters():
-            p.add_(torch.randn_like(p) * 0.15 * p.std())
-    noisy.save_pretrained(folder)
+    sizes = {"hidden_size": WIDE, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
+    model = tiny_llama(VOCAB, seed=7, max_position_embeddings=CONTEXT, initializer_range=0.25, **sizes)
+    noised(model, 0.15).save_pretrained(folder)
     return World(load_target(model), model, str(folder))
+
+
+class NoEven(LogitsProcessor):
+    """A user's own processor."""
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        return scores.index_fill(1, torch.arange(0, scores.shape[1], 2), float("-inf"))
 
 
 def outputs(engine: Engine, requests: list[Request], batch_size: int = 8) -> list[Row]:

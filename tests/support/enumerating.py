@@ -17,6 +17,7 @@ from itertools import product
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 from outrider.backends.torch import verify as tensors
@@ -155,6 +156,16 @@ FORMS = (
     Form("reference", by_reference(verify.rejection), by_reference(verify.block)),
     Form("tensors", by_tensors(tensors.rejection), by_tensors(tensors.block)),
 )
+
+
+EVERY_FORM = pytest.mark.parametrize("form", FORMS, ids=repr)
+EXACT = 1e-12  # a bias below this is rounding
+
+
+def single(tokens: list[int], parents: list[int], q: Array | None = None, rows: int = 1) -> DraftTree:
+    """One tree for all rows, with q [inner, v]."""
+    tree = from_lists([(tokens, parents, [0.0] * len(tokens))], values=False)
+    return repeat(replace(tree, q=None if q is None else q[None]), rows)
 
 
 def explore(run: Callable[[Branches], list], limit: int = 3_000_000) -> Iterator[tuple[object, float]]:

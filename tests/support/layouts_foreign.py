@@ -128,6 +128,10 @@ def target(at: Path, tied: bool = False, **changes: Any) -> Path:
     return folder(at, config, tensors)
 
 
+def config_of(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "config.json").read_text())
+
+
 def speculators(**changes: Any) -> dict[str, Any]:
     return {
         "architectures": ["Eagle3DraftModel"], "speculators_model_type": "eagle3", "speculators_version": "0.9.0",

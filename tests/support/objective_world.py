@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 import torch
+from small import tiny_llama
 from torch import Tensor
 from torch.nn import functional
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from outrider.backends.torch import HFTarget
 from outrider.budgets.budgeter import FixedBudget
@@ -32,13 +32,9 @@ ROWS = [[9, 5], [11], [3, 6, 2]]  # lengths of texts, row by row
 
 
 def target(dtype: torch.dtype = torch.float64, seed: int = 0, **other: Any) -> HFTarget:
-    torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=4, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=96, initializer_range=0.2, bos_token_id=None, eos_token_id=None,
-        pad_token_id=None, **other,
-    )  # fmt: skip
-    return HFTarget(LlamaForCausalLM(config).to(dtype))
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2}
+    more = {**sizes, "initializer_range": 0.2, "pad_token_id": None, **other}
+    return HFTarget(tiny_llama(VOCAB, 4, dtype, seed, **more))
 
 
 def sharp() -> HFTarget:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from compiled_code import needs_code
 from small import build
+from training_world import documents
 
 from outrider.backends.choose import load
 from outrider.backends.native.library import library
@@ -21,15 +22,6 @@ from outrider.training.data import Batch, Document, pack
 from outrider.training.features import FeatureCache, hidden, see
 
 FAMILIES = ["llama", "mistral", "gemma3", "qwen2-sliding", "qwen3", "gpt_neox", "gpt2", "mixtral", "phi3", "opt"]
-
-
-def documents(count: int) -> list[Document]:
-    g = torch.Generator().manual_seed(1)
-    made = []
-    for i in range(count):
-        n = int(torch.randint(5, 30, (), generator=g))
-        made.append(Document(tuple(torch.randint(1, 90, (n,), generator=g).tolist()), (True,) * n, str(i)))
-    return made
 
 
 def batch(length: int = 48, share: bool = True) -> Batch:

@@ -12,7 +12,7 @@ import heads
 import numpy as np
 import oracle
 import pytest
-from enumerating import FORMS, Branches, Draft, Form, Text, World, bias, repeat, sampled, world
+from enumerating import EVERY_FORM, EXACT, Branches, Draft, Form, Text, World, bias, repeat, sampled, world
 from play import Play
 
 from outrider import drafters
@@ -153,15 +153,12 @@ def guessed(seed: int, nodes: int) -> Draft:
     return draft
 
 
-EVERY_FORM = pytest.mark.parametrize("form", FORMS, ids=repr)
-
-
 @EVERY_FORM
 @pytest.mark.parametrize("kind", ["random", "zeros", "near", "opposed"])
 def test_grafts_are_exact_under_rejection(form: Form, kind: str) -> None:
     for seed in range(3):
-        assert bias(form.rejection, guessed(seed, 4), world(kind, seed=seed, length=2)) < 1e-12
-        assert bias(form.block, guessed(seed, 4), world(kind, seed=seed, length=2)) < 1e-12
+        assert bias(form.rejection, guessed(seed, 4), world(kind, seed=seed, length=2)) < EXACT
+        assert bias(form.block, guessed(seed, 4), world(kind, seed=seed, length=2)) < EXACT
 
 
 @EVERY_FORM

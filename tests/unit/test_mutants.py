@@ -13,6 +13,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from enumerating import (
+    EXACT,
     FORMS,
     Branches,
     Draft,
@@ -27,27 +28,19 @@ from enumerating import (
     emitted,
     joint,
     plain,
-    repeat,
     sampled,
+    single,
     world,
 )  # fmt: skip
 
 from outrider.core.sampling import softmax
-from outrider.core.tree import best_of, from_lists
+from outrider.core.tree import best_of
 from outrider.core.types import Array, DraftTree, Verdict
 from outrider.params import Sampling
-
-EXACT = 1e-12
 
 
 def chain(gamma: int) -> Draft:
     return sampled((1,) * gamma)
-
-
-def single(tokens: list[int], parents: list[int], q: Array | None, b: int) -> DraftTree:
-    """One tree for b rows, with q [inner, v]."""
-    tree = from_lists([(tokens, parents, [0.0] * len(tokens))], values=False)
-    return repeat(replace(tree, q=None if q is None else q[None]), b)
 
 
 def top_k(k: int, judged: bool) -> Draft:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from layouts_reference import rms, silu
 from torch import Tensor
 from transformers import Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForCausalLM
 
@@ -29,14 +30,6 @@ def small(kind: str, dtype: torch.dtype = torch.float64, **changes: Any) -> Any:
     return net.to(dtype).eval()
 
 
-def silu(x: Tensor) -> Tensor:
-    return x / (1 + torch.exp(-x))
-
-
-def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    return x / (x.pow(2).mean() + eps).sqrt() * weight
-
-
 def by_hand(net: Any, tokens: list[int]) -> tuple[list[Tensor], dict[str, Tensor]]:
     """Features of every token of one text, one token and one channel's recurrence at a time."""
     kind, config, out = net.config.model_type, net.config, []
@@ -45,7 +38,7 @@ def by_hand(net: Any, tokens: list[int]) -> tuple[list[Tensor], dict[str, Tensor
         x = net.backbone.embeddings.weight[token]
         for i, block in enumerate(net.backbone.layers):
             mixer = block.mixer
-            read = mixer.in_proj(norm(x, block.norm.weight, config.layer_norm_epsilon))
+            read = mixer.in_proj(rms(x, block.norm.weight, config.layer_norm_epsilon))
             if kind == "mamba":
                 line, gate = read[: mixer.intermediate_size], read[mixer.intermediate_size :]
             else:
@@ -74,11 +67,11 @@ def by_hand(net: Any, tokens: list[int]) -> tuple[list[Tensor], dict[str, Tensor
                     heads.append(torch.exp(-step[k] * torch.exp(mixer.A_log[k])) * before[k] + add)
                     ys.append(heads[k] @ c[g * n : (g + 1) * n] + mixer.D[k] * mine)
                 y = torch.cat(ys) * silu(gate)
-                parts = [norm(part, torch.ones(()), config.layer_norm_epsilon) for part in y.chunk(groups)]
+                parts = [rms(part, torch.ones(()), config.layer_norm_epsilon) for part in y.chunk(groups)]
                 y, h = mixer.norm.weight * torch.cat(parts), torch.stack(heads)
             memory[f"ssm {i}"] = h
             x = x + mixer.out_proj(y)
-        out.append(norm(x, net.backbone.norm_f.weight, config.layer_norm_epsilon))
+        out.append(rms(x, net.backbone.norm_f.weight, config.layer_norm_epsilon))
     return out, memory
 
 

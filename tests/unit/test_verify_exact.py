@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import torch
 from enumerating import (
-    FORMS,
+    EVERY_FORM,
+    EXACT,
     Branches,
     Draft,
     Form,
@@ -26,6 +27,7 @@ from enumerating import (
     plain,
     repeat,
     sampled,
+    single,
     world,
 )  # fmt: skip
 
@@ -34,8 +36,6 @@ from outrider.core.tree import chain, from_lists, root_only
 from outrider.core.types import DraftTree
 from outrider.params import Sampling
 
-EXACT = 1e-12
-EVERY_FORM = pytest.mark.parametrize("form", FORMS, ids=repr)
 KINDS = ("random", "zeros", "equal", "disjoint", "near", "opposed")
 WARPS = (
     Sampling(temperature=0.0),
@@ -48,11 +48,6 @@ WARPS = (
     Sampling(temperature=1.0, repetition_penalty=1.7, presence_penalty=0.4, frequency_penalty=0.3),
     Sampling(temperature=0.9, logit_bias={1: 1.5, 2: -1.0}),
 )
-
-
-def single(tokens: list[int], parents: list[int]) -> DraftTree:
-    """A batch of one row."""
-    return from_lists([(tokens, parents, [0.0] * len(tokens))], values=False)
 
 
 def guessed(seed: int, nodes: int) -> Draft:
@@ -71,7 +66,7 @@ def guessed(seed: int, nodes: int) -> Draft:
                 taken.add((parent, token))
                 tokens.append(token)
                 parents.append(parent)
-        return repeat(single(tokens, parents), len(chance))
+        return single(tokens, parents, rows=len(chance))
 
     return draft
 
@@ -211,7 +206,7 @@ def test_ragged_rows_in_one_batch(form: Form) -> None:
 
     def alone(which: int) -> dict[Text, float]:
         tokens, parents = trees[which]
-        return outcomes(form.rejection, lambda c, w, t: repeat(single(tokens, parents), len(c)), w, ())
+        return outcomes(form.rejection, lambda c, w, t: single(tokens, parents, rows=len(c)), w, ())
 
     together = from_lists([(t, p, [0.0] * len(t)) for t, p in trees], values=False)
 
