@@ -237,7 +237,7 @@ UNTIMED = ("smollm2_findings", "smollm2_confidence", "smollm2_taus")
 BINS = ("calibration", "smollm2_confidence", "eagle2_smollm2", "eagle2_demo", "mamba_demo")  # kept of reliabilities
 # Of these, pages show means over tasks alone.
 MEANS = ("blocks", "smollm2_batches", "smollm2_summaries", "grafts")
-TIMES = ("tokens_per_second", "speedup", "whole", "over_stock", "prefill_ms", "round_ms")
+TIMES = ("tokens_per_second", "speedup", "speedup_with_prefill", "over_stock", "prefill_ms", "round_ms")
 UNSHOWN = ("faults", "reason", "prompt_tokens", "new_tokens", "label", "peer", "divergences")
 
 

@@ -110,13 +110,13 @@ def test_a_run_leaves_a_report_and_its_figures(tmp_path: Path) -> None:
     ("text", "says"),
     [
         (None, "No such file"),
-        ('{"format": 3, "cells": [', "not complete JSON"),
+        ('{"format": 4, "cells": [', "not complete JSON"),
         ("\udcff", "not complete JSON"),
         ("[]", "does not hold the results"),
         ('{"format": 1}', "does not hold the results"),
         ('{"format": 0, "run": {}, "cells": [], "macro": []}', "has format 0.*measure again"),
-        ('{"format": 4, "run": {}, "cells": [], "macro": []}', "has format 4.*the version that wrote it"),
-        ('{"format": 3, "run": {"target": "t"}, "cells": [{"mood": 1}], "macro": []}', "does not hold the results"),
+        ('{"format": 5, "run": {}, "cells": [], "macro": []}', "has format 5.*the version that wrote it"),
+        ('{"format": 4, "run": {"target": "t"}, "cells": [{"mood": 1}], "macro": []}', "does not hold the results"),
         ('{"format": "x", "run": {}, "cells": [], "macro": []}', "format x.*measure again"),
     ],
 )  # fmt: skip

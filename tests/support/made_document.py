@@ -9,6 +9,8 @@ import random
 import sys
 from typing import Any
 
+from outrider.bench.types import VERSION
+
 TASKS = {"chat": 1.0, "maths": 1.15, "code": 1.3, "summaries": 0.85}
 CUTS = {"narrative@1024": 1024, "narrative@2048": 2048, "narrative@4096": 4096}
 # method -> spec, rule, budget, variant, peer; tau and speed-up at T = 0 and batch size 1; draft, verify (ms)
@@ -100,7 +102,7 @@ def made() -> dict[str, Any]:
     near = {"prompt": "maths-3", "turn": 0, "position": 17, "margin": 2.4e-6, "mine": 311, "plain": 64}
     by["maths", 0.0, 4, "HASS"] |= {"divergences": [near], "same_text": 12}
     return {
-        "format": 3,
+        "format": VERSION,
         "run": {
             "target": "outrider/demo", "started": "2025-03-04T10:11:12+00:00", "seconds": 1834.2, "sessions": 1,
             "arguments": {"target": "demo", "tokens": 32, "temperature": [0.0, 1.0], "batch_size": [1, 4], "seed": 0},

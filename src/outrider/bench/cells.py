@@ -14,7 +14,7 @@ from .metrics import Figure, Table
 from .runner import STOCK, Advance, Group, Runner
 from .types import OURS, Method, Sample, weights_of
 
-FIGURES = ("speedup", "whole", "over_stock", "tau", "tokens_per_second")  # that have means
+FIGURES = ("speedup", "speedup_with_prefill", "over_stock", "tau", "tokens_per_second")  # that have means
 
 
 @dataclass
@@ -145,7 +145,7 @@ def fill(row: Any, fields: dict[str, Any]) -> None:
 def rates(table: Table, bases: dict[str, list[Sample]]) -> dict[str, Figure]:
     """Tokens per second, and the speed-ups over plain decoding and over transformers if those were measured."""
     ratios = {
-        "speedup": table.faster(bases["plain"]), "whole": table.faster(bases["plain"], prefill=True),
+        "speedup": table.faster(bases["plain"]), "speedup_with_prefill": table.faster(bases["plain"], prefill=True),
         "over_stock": table.faster(bases["stock"]),
     }  # fmt: skip
     return {"tokens_per_second": table.rate(), **{name: figure for name, figure in ratios.items() if figure}}

@@ -85,7 +85,7 @@ class Cell:
     looping: int = 0  # prompts left out because their plain text repeats itself
     tokens_per_second: Estimate | None = None  # of decoding
     speedup: Estimate | None = None  # over plain decoding
-    whole: Estimate | None = None  # the same with prefill included
+    speedup_with_prefill: Estimate | None = None  # the same with prefill included
     over_stock: Estimate | None = None  # over transformers' generate
     tau: Estimate | None = None  # tokens per round, the target's own included
     alpha: Estimate | None = None  # accepted / tested
@@ -125,7 +125,7 @@ class Mean:
     method: str
     tasks: int = 1
     speedup: Estimate | None = None
-    whole: Estimate | None = None
+    speedup_with_prefill: Estimate | None = None
     over_stock: Estimate | None = None
     tau: Estimate | None = None
     tokens_per_second: Estimate | None = None

@@ -13,7 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from ..core.types import Usage
 
-VERSION = 3  # of the files of a run
+VERSION = 4  # of the files of a run
 OURS = "outrider"  # the peer that runs our engine
 PLAIN = "none"  # the drafter of plain decoding, which speed-ups are ratios to
 QUANTISED = "int8", "native"  # variants whose weights are quantised: another distribution than the full weights'
