@@ -32,28 +32,28 @@ def given(**options: Any) -> argparse.Namespace:
 
 
 def test_an_engine_without_a_python_is_left_out() -> None:
-    found = peers.runs(given())
-    assert [run.name for run in found] == [
+    results = peers.runs(given())
+    assert [run.name for run in results] == [
         "ours, plain", "ours, drafts", "transformers, plain", "transformers, lookup", "transformers, assisted"
     ]  # fmt: skip
-    assert {run.python for run in found} == {sys.executable}
+    assert {run.python for run in results} == {sys.executable}
 
 
 def test_each_engine_runs_under_its_own_python() -> None:
-    found = peers.runs(given(transformers="a", vllm="b", llama="c", eagle="e"))
-    assert {(run.engine, run.python) for run in found} == {
+    results = peers.runs(given(transformers="a", vllm="b", llama="c", eagle="e"))
+    assert {(run.engine, run.python) for run in results} == {
         ("ours", sys.executable), ("transformers", "a"), ("vllm", "b"), ("llama", sys.executable), ("eagle", "e")
     }  # fmt: skip
-    assert [run.method for run in found if run.engine == "vllm"] == ["plain", "lookup", "eagle", "eagle3"]
-    assert [run.method for run in found if run.engine == "eagle"] == ["plain", "tree", "small"]
+    assert [run.method for run in results if run.engine == "vllm"] == ["plain", "lookup", "eagle", "eagle3"]
+    assert [run.method for run in results if run.engine == "eagle"] == ["plain", "tree", "small"]
 
 
 def test_a_file_is_measured_with_llama_cpp_and_its_draft_model_drafts_in_both() -> None:
-    found = peers.runs(given(model="coder.gguf", llama="c", draft_model=Path("small.gguf")))
-    assert [run.name for run in found] == [
+    results = peers.runs(given(model="coder.gguf", llama="c", draft_model=Path("small.gguf")))
+    assert [run.name for run in results] == [
         "ours, plain", "ours, drafts", "ours, draft", "llama, plain", "llama, lookup", "llama, draft"
     ]  # fmt: skip
-    drafters = [peers.drafter_of(run, given(draft_model=Path("small.gguf")), SHIPS) for run in found]
+    drafters = [peers.drafter_of(run, given(draft_model=Path("small.gguf")), SHIPS) for run in results]
     assert drafters == [SHIPS, SHIPS, "model:small.gguf", SHIPS, SHIPS, "small.gguf"]
 
 
@@ -81,16 +81,16 @@ def test_what_has_no_batches_is_measured_alone() -> None:
 
 def test_what_each_method_drafts_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peers, "exported", lambda network, layout, out: f"{out.name} of {network} for {layout}")
-    found = {}
+    results = {}
     for draft in (None, "a folder"):
         asked = given(vllm="b", eagle="e", draft=draft, out=tmp_path / "made")
-        found[draft] = {run.name: peers.drafter_of(run, asked, SHIPS) for run in peers.runs(asked)}
-    assert found[None]["ours, drafts"] == SHIPS
-    assert found[None]["vllm, eagle"] == "made of smollm2/hass for vllm"
-    assert found[None]["vllm, eagle3"] == "made of smollm2/eagle3 for vllm"
-    assert found[None]["eagle, tree"] == "made of smollm2/hass for safeailab"
-    assert found[None]["transformers, assisted"] == shipped("demo/draft")
-    assert found["a folder"]["transformers, assisted"] == "a folder"
+        results[draft] = {run.name: peers.drafter_of(run, asked, SHIPS) for run in peers.runs(asked)}
+    assert results[None]["ours, drafts"] == SHIPS
+    assert results[None]["vllm, eagle"] == "made of smollm2/hass for vllm"
+    assert results[None]["vllm, eagle3"] == "made of smollm2/eagle3 for vllm"
+    assert results[None]["eagle, tree"] == "made of smollm2/hass for safeailab"
+    assert results[None]["transformers, assisted"] == shipped("demo/draft")
+    assert results["a folder"]["transformers, assisted"] == "a folder"
 
 
 def test_a_network_is_exported_once_and_anew_when_it_has_learnt(
@@ -117,7 +117,7 @@ def test_a_network_is_exported_once_and_anew_when_it_has_learnt(
     assert peers.exported(str(weights.parent), "vllm", tmp_path) != first
 
 
-def test_an_export_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_export_reports_its_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     failed = subprocess.CompletedProcess([], 2, "", "not this target's drafter")
     monkeypatch.setattr(peers.subprocess, "run", lambda *_, **__: failed)
     (tmp_path / "model.safetensors").write_bytes(b"")
@@ -139,8 +139,8 @@ def test_what_is_refused(
     options: list[str], reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"")
-    asked = ["--data", "d", "--out", str(tmp_path / "out"), *(str(tmp_path) if o == "HERE" else o for o in options)]
-    monkeypatch.setattr(sys, "argv", ["peers.py", *asked])
+    arguments = ["--data", "d", "--out", str(tmp_path / "out"), *(str(tmp_path) if o == "HERE" else o for o in options)]
+    monkeypatch.setattr(sys, "argv", ["peers.py", *arguments])
     with pytest.raises(SystemExit) as ended:
         peers.main()
     assert ended.value.code == 2
@@ -194,7 +194,7 @@ def other(folder: Path) -> Path:
     return folder
 
 
-def test_a_run_that_fails_is_said_and_the_others_go_on(
+def test_a_failed_run_is_reported_and_the_others_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def measured(run: peers.Run, job: dict[str, Any], kept: Path) -> list[dict[str, Any]]:
@@ -204,8 +204,8 @@ def test_a_run_that_fails_is_said_and_the_others_go_on(
 
     monkeypatch.setattr(peers, "measured", measured)
     asked = [peers.Run("e", method, "python", (1,)) for method in ("plain", "lookup", "eagle")]
-    found = list(peers.in_turn(asked, lambda run: {"batch": len(run.method)}, tmp_path / "out"))
-    assert found == [
+    results = list(peers.in_turn(asked, lambda run: {"batch": len(run.method)}, tmp_path / "out"))
+    assert results == [
         [{"name": "e, plain", "batch": 5, "kept": "e-plain.json"}], [],
         [{"name": "e, eagle", "batch": 5, "kept": "e-eagle.json"}],
     ]  # fmt: skip

@@ -59,7 +59,7 @@ WRONG_SHARES: list[dict[str, Any]] = [
         *({0: wrong} for wrong in WRONG_COSTS), *({1: wrong} for wrong in WRONG_SHARES),
     ],
 )  # fmt: skip
-def test_what_cannot_be_read_is_forgotten(tmp_path: Path, change: dict | None) -> None:
+def test_unreadable_statistics_are_dropped(tmp_path: Path, change: dict | None) -> None:
     file = tmp_path / "f.json"
     Memory(file, learnt(), [Fit()]).keep()
     state = json.loads(file.read_text())
@@ -86,7 +86,7 @@ def mixed() -> tuple[Rates, Gate]:
     return rates, gate
 
 
-def test_what_a_mix_learnt_comes_back(tmp_path: Path) -> None:
+def test_a_mixs_statistics_are_restored(tmp_path: Path) -> None:
     """Rates and times as they were: the next run need not learn them anew."""
     (rates, gate), (others, again) = mixed(), (Rates(), Gate())
     Memory(tmp_path / "f.json", learnt(), (rates, gate)).keep()
@@ -117,12 +117,12 @@ WRONG: list[dict[str, Any]] = [{"gains": 3}, {"gains": [RATIO] * 3}, {"gains": [
     "change",
     [[{}, []], [{"bins": []}, None], *([None, RECORDS | wrong] for wrong in WRONG)],
 )
-def test_what_a_mix_cannot_have_learnt_is_forgotten(tmp_path: Path, change: list) -> None:
+def test_impossible_statistics_of_a_mix_are_dropped(tmp_path: Path, change: list) -> None:
     file, made = tmp_path / "f.json", mixed()
     Memory(file, learnt(), made).keep()
-    whole = json.loads(file.read_text())
-    states = [old if new is None else new for new, old in zip(change, whole["parts"][2:], strict=False)]
-    file.write_text(json.dumps({**whole, "parts": [*whole["parts"][:2], *states]}))
+    full = json.loads(file.read_text())
+    states = [old if new is None else new for new, old in zip(change, full["parts"][2:], strict=False)]
+    file.write_text(json.dumps({**full, "parts": [*full["parts"][:2], *states]}))
     fresh = Rates(), Gate()
     budget = AdaptiveBudget()
     assert not Memory(file, budget, fresh).recall()
@@ -162,8 +162,8 @@ def test_every_case_has_a_file_of_its_own() -> None:
 @pytest.mark.trained
 def test_the_next_run_begins_with_it() -> None:
     first = outrider.load("demo", compile=False)
-    asked = {"max_new_tokens": 60, "seed": 1, "ignore_eos": True}
-    text = first.generate("Once upon a time", **asked)[0]  # type: ignore[arg-type]
+    options = {"max_new_tokens": 60, "seed": 1, "ignore_eos": True}
+    text = first.generate("Once upon a time", **options)[0]  # type: ignore[arg-type]
     (file,) = {held.file for held in first.memories}
     assert file.is_file()
     second = outrider.load("demo", compile=False)
@@ -172,7 +172,7 @@ def test_the_next_run_begins_with_it() -> None:
     assert not budget.measuring
     fits = [part for llm in (first, second) for part in llm.memories[0].learners if isinstance(part, Fit)]
     assert fits[0].scale == fits[1].scale != 1.0
-    assert second.generate("Once upon a time", **asked)[0].tokens == text.tokens  # type: ignore[arg-type]
+    assert second.generate("Once upon a time", **options)[0].tokens == text.tokens  # type: ignore[arg-type]
     in_memory = outrider.load(first.target.model, "lookup")  # type: ignore[attr-defined]
     in_memory.engine()
     assert not in_memory.memories  # its weights may change from one run to the next

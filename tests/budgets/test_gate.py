@@ -83,7 +83,7 @@ def test_rows_that_need_it_pay_for_the_others() -> None:
     assert not pays(gate, [0.0, 0.9, 0.9, 0.9], 1, ASKED)
 
 
-def test_new_texts_are_asked_for_again() -> None:
+def test_new_texts_are_drafted_again() -> None:
     """What a hard text has taught counts for a few rounds, and is doubted."""
     gate = told({0.0: 0.14})
     assert not pays(gate, [0.0], 1, ASKED)
@@ -160,7 +160,7 @@ class EveryThird(Gate):
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_networks_that_were_not_asked_for_a_while_know_what_was_written(temperature: float) -> None:
+def test_networks_that_rested_know_the_written_text(temperature: float) -> None:
     target, net = oracle.of_eagle()
     parts = [eagle.drafter(net, target, Growth(width=3, top_k=3, scale=0.01)), drafters.load_one("lookup")]
     gate = EveryThird()
@@ -190,7 +190,7 @@ class Rated(FixedBudget):
         return replace(super().choose(rows), rate=1e6)
 
 
-def test_a_mix_stops_asking_what_brings_nothing() -> None:
+def test_a_mix_stops_using_a_useless_drafter() -> None:
     target, net = oracle.of_eagle()
     parts: list[Any] = [eagle.drafter(net, target, Growth(width=3, top_k=3, scale=0.01)), drafters.load_one("lookup")]
     mixed = replace(_mix.of(parts), gate=Counted())

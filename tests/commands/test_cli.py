@@ -39,11 +39,11 @@ def test_help_names_every_command(run: Run) -> None:
         assert all(f"─ {group} ─" in shown.out for group in cli.GROUPS)
 
 
-def test_info_says_where_a_model_lies(run: Run, tmp_path: Path) -> None:
-    found = json.loads(run("info", "demo", "--json").out)
-    assert (Path(found["where"]) / "config.json").is_file()
-    assert (found["model"], found["drafter"]) == ("demo", "eagle:demo/hass")
-    assert f"where     {found['where']}\n" in run("info", "demo").out
+def test_info_shows_where_a_model_lies(run: Run, tmp_path: Path) -> None:
+    result = json.loads(run("info", "demo", "--json").out)
+    assert (Path(result["where"]) / "config.json").is_file()
+    assert (result["model"], result["drafter"]) == ("demo", "eagle:demo/hass")
+    assert f"where     {result['where']}\n" in run("info", "demo").out
     shown = run("info", str(tmp_path / "lost"))
     assert (shown.code, shown.out) == (2, "")
     assert "there is no folder" in shown.err
@@ -116,11 +116,11 @@ def test_failures_exit_1_and_debug_shows_why(run: Run, monkeypatch: pytest.Monke
 
 
 def test_info(run: Run) -> None:
-    found = json.loads(run("info", "--json").out)
-    assert {"lookup", "none", "model"} <= set(found["drafters"])
-    assert {"python", "torch", "transformers"} <= set(found["versions"])
-    assert {"target", "draft"} <= set(found["models"])
-    assert found["devices"][0] == "cpu"
+    result = json.loads(run("info", "--json").out)
+    assert {"lookup", "none", "model"} <= set(result["drafters"])
+    assert {"python", "torch", "transformers"} <= set(result["versions"])
+    assert {"target", "draft"} <= set(result["models"])
+    assert result["devices"][0] == "cpu"
     shown = run("info").out
     assert "drafters" in shown
     assert "et al\n" not in shown
@@ -134,8 +134,8 @@ def test_the_package_runs_as_a_module_and_completes_in_a_shell() -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == version("outrider")
     for words, wanted in (("outrider ge", "generate"), ("outrider chat --sy", "--system")):
-        asked = {"_OUTRIDER_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
-        done = subprocess.run(module, capture_output=True, text=True, env={**os.environ, **asked})
+        settings = {"_OUTRIDER_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+        done = subprocess.run(module, capture_output=True, text=True, env={**os.environ, **settings})
         assert done.stdout.split() == [wanted], done.stderr
 
 

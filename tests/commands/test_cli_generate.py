@@ -33,12 +33,12 @@ def test_the_json_has_the_documented_keys(run: Run, folder: str) -> None:
     options = ("--max-new-tokens", "12", "--seed", "5", "--temperature", "1")
     code, out, err = run("generate", folder, PROMPT, *options, "--json")
     assert (code, err) == (0, ""), err
-    found = json.loads(out)
-    assert found.keys() == {"outputs", "target", "drafter", "rule", "lossless", "exact", "seed", "versions"}
-    assert found["target"] == folder
-    assert (found["drafter"], found["rule"], found["lossless"], found["seed"]) == ("lookup", "coupled", True, 5)
-    assert {"outrider", "torch", "transformers", "python"} <= found["versions"].keys()
-    (output,) = found["outputs"]
+    result = json.loads(out)
+    assert result.keys() == {"outputs", "target", "drafter", "rule", "lossless", "exact", "seed", "versions"}
+    assert result["target"] == folder
+    assert (result["drafter"], result["rule"], result["lossless"], result["seed"]) == ("lookup", "coupled", True, 5)
+    assert {"outrider", "torch", "transformers", "python"} <= result["versions"].keys()
+    (output,) = result["outputs"]
     assert {"text", "tokens", "finish_reason", "usage", "prompt", "seed"} == output.keys()
     assert output["finish_reason"] in ("length", "eos")
     usage = output["usage"]
@@ -131,16 +131,16 @@ def test_compare_finds_equal_texts_which_theory_reads(
     args = ("generate", folder, PROMPT, "--compare", "--max-new-tokens", "12", "--budget", "4x3")
     code, out, _ = run(*args, "--json")
     assert code == 0
-    found = json.loads(out)
-    assert found["seed"] == 1
-    assert found["comparison"]["equal"] is True
-    assert found["comparison"]["speedup"] > 0
+    result = json.loads(out)
+    assert result["seed"] == 1
+    assert result["comparison"]["equal"] is True
+    assert result["comparison"]["speedup"] > 0
     assert run(*args)[0] == 0
     file = tmp_path / "run.json"
     file.write_text(out, encoding="utf-8")
     assert command.run(theory, ["--measured", str(file), "--json"]) == 0
     measured = json.loads(capfd.readouterr().out)["measured"]
-    assert measured["measured_speedup"] == found["comparison"]["speedup"]
+    assert measured["measured_speedup"] == result["comparison"]["speedup"]
 
 
 @pytest.mark.parametrize(
@@ -192,13 +192,13 @@ def test_prompts_come_from_stdin(run: Run, folder: str, monkeypatch: pytest.Monk
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text)))
 
     args = ("--max-new-tokens", "5", "--json")
-    whole = json.loads(run("generate", folder, PROMPT, *args)[1])["outputs"][0]["tokens"]
+    full = json.loads(run("generate", folder, PROMPT, *args)[1])["outputs"][0]["tokens"]
     typed(PROMPT.encode() + b"\n")
-    assert json.loads(run("generate", folder, "-", *args)[1])["outputs"][0]["tokens"] == whole
+    assert json.loads(run("generate", folder, "-", *args)[1])["outputs"][0]["tokens"] == full
     typed(json.dumps(PROMPT).encode() + b'\n"the dog"\n"the hill"\n')
     outputs = json.loads(run("generate", folder, "--prompts", "-", "--limit", "2", *args)[1])["outputs"]
     assert [o["prompt"] for o in outputs] == [0, 1]
-    assert outputs[0]["tokens"] == whole
+    assert outputs[0]["tokens"] == full
     typed(b"caf\xe9")
     assert "not UTF-8" in refused(run("generate", folder, "-"))
     typed(b"")
@@ -289,7 +289,7 @@ def test_what_can_be_checked_is_checked_before_torch() -> None:
     assert "there is no folder ./modle" in done.stderr
 
 
-def test_ctrl_c_says_what_was_written(run: Run, folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_reports_the_written_answers(run: Run, folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first line of usage is interrupted: one text is finished then, and it is there."""
     echo = typer.secho
 
@@ -322,21 +322,21 @@ def test_damaged_folders_name_the_file(run: Run, folder: str, tmp_path: Path) ->
     place = tmp_path / "model"
     shutil.copytree(folder, place)
     config, weights, words = (place / name for name in ("config.json", "model.safetensors", "tokenizer.json"))
-    whole = {file: file.read_bytes() for file in (config, weights, words)}
+    full = {file: file.read_bytes() for file in (config, weights, words)}
     damages = (
         (config, b"{", "config.json is not valid JSON"),
-        (config, whole[config].replace(b'"hidden_size": 16', b'"hidden_size": "x"'), "config.json is damaged: "),
-        (config, whole[config].replace(b'"hidden_size": 16', b'"hidden_size": 32'), "lm_head.weight is [17, 16], not"),
-        (weights, whole[weights][:4000], "model.safetensors is damaged"),
+        (config, full[config].replace(b'"hidden_size": 16', b'"hidden_size": "x"'), "config.json is damaged: "),
+        (config, full[config].replace(b'"hidden_size": 16', b'"hidden_size": 32'), "lm_head.weight is [17, 16], not"),
+        (weights, full[weights][:4000], "model.safetensors is damaged"),
         (weights, b"", "model.safetensors is damaged"),
-        (words, whole[words][:50], "tokenizer.json is not valid JSON"),
+        (words, full[words][:50], "tokenizer.json is not valid JSON"),
     )
     for file, content, says in damages:
         file.write_bytes(content)
         code, out, err = run("generate", str(place), PROMPT)
         assert (code, out) == (2, "")
         assert says in err.splitlines()[-1]
-        file.write_bytes(whole[file])
+        file.write_bytes(full[file])
     says = refused(run("generate", "demo", PROMPT, "--drafter", "medusa:demo?tree=missing.json"))
     assert "tree=missing.json: there is no such file" in says
 

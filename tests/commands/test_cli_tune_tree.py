@@ -46,18 +46,18 @@ def test_a_tree_is_written_and_stored(
     command = ["tune-tree", target, "--drafter", spec, "--prompts", prompts, "--budget", "9x8"]
     command += ["--max-new-tokens", "60"]
     assert cli.main([*command, "--out", out, "--json"]) == 0
-    found = json.loads(capfd.readouterr().out)
-    assert found == json.loads(Path(out).read_text())
-    assert found["nodes"] == 9
-    assert len(found["paths"]) == len(found["values"]) == 8
-    assert found["expected_tau"] == pytest.approx(1 + sum(found["values"]))
+    result = json.loads(capfd.readouterr().out)
+    assert result == json.loads(Path(out).read_text())
+    assert result["nodes"] == 9
+    assert len(result["paths"]) == len(result["values"]) == 8
+    assert result["expected_tau"] == pytest.approx(1 + sum(result["values"]))
     assert cli.main([*command, "--store"]) == 0
     shown = capfd.readouterr().out
     assert "9 nodes with the root" in shown
     assert "stored as the drafter's default" in shown
     loaded = load_target(target)
     ranks = [drafters.load(s, loaded).uncalibrated.options.ranks for s in (f"{spec}?tree={out}", spec)]  # type: ignore[attr-defined]
-    assert ranks[0] == ranks[1] == tuple(map(tuple, found["paths"]))
+    assert ranks[0] == ranks[1] == tuple(map(tuple, result["paths"]))
 
 
 def test_bad_options_are_refused_in_a_sentence(

@@ -106,7 +106,7 @@ def test_a_right_tree_passes(target: Any) -> None:
     assert [len(text) for text in written(target, {})] == [8, 8]
 
 
-def test_padding_may_say_nothing() -> None:
+def test_padding_need_not_be_a_tree() -> None:
     """Rows of unequal size: what stands behind a row's nodes is not held to be a tree."""
     tree = chain([[4, 5, 6], [7]])
     root = [4, 7]

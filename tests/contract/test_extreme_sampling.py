@@ -42,14 +42,14 @@ REFUSED: dict[str, tuple[Any, ...]] = {
 
 @pytest.mark.skipif(bool(os.environ.get("CHECK_SHAPES")), reason="here the tests' type checker would speak first")
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_makes_no_sense_is_one_sentence(name: str) -> None:
+def test_nonsense_is_refused_in_one_sentence(name: str) -> None:
     for value in REFUSED[name]:
         with pytest.raises(InputError, match=f"^{name} [^\n]*$") as caught:
             Sampling(**{name: value})
         assert len(str(caught.value)) < 200
 
 
-def test_numbers_of_other_types_become_plain_ones() -> None:
+def test_numeric_types_become_plain_python_numbers() -> None:
     made = Sampling(np.float32(0.5), np.int64(3), Fraction(1, 2), logit_bias={np.int64(4): np.float32(2)})  # type: ignore[arg-type]
     assert made == Sampling(0.5, 3, 0.5, logit_bias={4: 2.0})
     numbers = made.temperature, made.top_k, made.top_p, *made.logit_bias, *made.logit_bias.values()

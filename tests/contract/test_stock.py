@@ -125,7 +125,7 @@ class Counts(LogitsProcessor):
         return scores
 
 
-def test_processors_are_asked_about_written_tokens_alone(world: World) -> None:
+def test_processors_are_called_for_written_tokens_alone(world: World) -> None:
     """Not for rows whose walk has ended while others go on. At its end a row's walk may go as deep as the others'."""
     counts, options = Counts(), {"max_new_tokens": 24, "do_sample": False, "pad_token_id": PAD}
     ours = world.model.generate(
@@ -153,16 +153,20 @@ def test_processors_are_asked_about_written_tokens_alone(world: World) -> None:
     ids=lambda x: str(x)[:30],
 )
 def test_what_cannot_be_honoured_is_refused_by_name(world: World, options: dict[str, Any], sentence: str) -> None:
-    asked = {"drafter": "lookup", **options}
+    settings = {"drafter": "lookup", **options}
     with pytest.raises(InputError, match=sentence):
         world.model.generate(
-            **padded(PROMPTS[:1]), max_new_tokens=4, pad_token_id=PAD, custom_generate=outrider.custom_generate, **asked
+            **padded(PROMPTS[:1]),
+            max_new_tokens=4,
+            pad_token_id=PAD,
+            custom_generate=outrider.custom_generate,
+            **settings,
         )
 
 
 def generated(model: Any, **more: Any) -> torch.Tensor:
-    asked = {**padded(PROMPTS[:1]), "max_new_tokens": 24, "do_sample": False, "pad_token_id": PAD, **more}
-    return model.generate(**asked)
+    options = {**padded(PROMPTS[:1]), "max_new_tokens": 24, "do_sample": False, "pad_token_id": PAD, **more}
+    return model.generate(**options)
 
 
 def drafted(model: Any, drafter: Any = "lookup", **more: Any) -> torch.Tensor:

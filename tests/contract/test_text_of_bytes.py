@@ -41,8 +41,8 @@ def test_a_stop_string_in_a_run_of_bytes_ends_drafted_text_where_it_ends_plain_t
     """Also where the accepted run goes on behind it, and ends inside a character."""
     ids = in_bytes(tokenizer, "\n🚀ž")
     target = table(tokenizer, [ids], 100.0)
-    asked: dict[str, Any] = {"max_new_tokens": 40, "stop": "🚀", "budget": f"16x{depth}"}
-    plain, drafted = (llm_of(tokenizer, target, spec).generate([ids * 4], **asked)[0] for spec in ("none", "lookup"))
+    options: dict[str, Any] = {"max_new_tokens": 40, "stop": "🚀", "budget": f"16x{depth}"}
+    plain, drafted = (llm_of(tokenizer, target, spec).generate([ids * 4], **options)[0] for spec in ("none", "lookup"))
     assert drafted.usage.accepted > 0, "nothing was drafted: this test proves nothing"
     assert drafted.tokens == plain.tokens == ids[:5]
     assert drafted.text == plain.text == "\n"

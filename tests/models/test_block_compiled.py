@@ -108,10 +108,10 @@ def test_the_pass_is_that_of_the_network(
         return drafting
 
     def twice(name: str) -> None:
-        whole = getattr(CompiledBlockDrafting, name)
+        full = getattr(CompiledBlockDrafting, name)
 
         def done(self: CompiledBlockDrafting, given: Any) -> None:
-            whole(self, given)
+            full(self, given)
             getattr(shadows[id(self)], name)(shadows[id(given)] if name == "join" else given)
 
         monkeypatch.setattr(CompiledBlockDrafting, name, done)
@@ -119,15 +119,18 @@ def test_the_pass_is_that_of_the_network(
     def proposed(self: CompiledBlockDrafting, rows: Rows, budget: Budget) -> DraftTree:
         depth = min(budget.depth, drafter.config.drafts)
         shadow = shadows[id(self)]
-        found, right = self.seen(rows, depth), shadow.seen(rows, depth)
+        result, right = self.seen(rows, depth), shadow.seen(rows, depth)
         some, at = dice.integers(97, size=(len(rows), 3)), dice.integers(depth, size=(len(rows), 3))
         pick = np.arange(len(rows))[:, None], at
-        below = self.corrected(found[0], found[1][pick], some, at), shadow.corrected(right[0], right[1][pick], some, at)
+        below = (
+            self.corrected(result[0], result[1][pick], some, at),
+            shadow.corrected(right[0], right[1][pick], some, at),
+        )
         names = np.arange(97) if drafter.names is None else drafter.names
         candidates = names[dice.integers(len(names), size=(len(rows), depth, 4))]
-        scores = self.scores(rows, found[0], candidates), shadow.scores(rows, right[0], candidates)
+        scores = self.scores(rows, result[0], candidates), shadow.scores(rows, right[0], candidates)
         assert (scores[0] is None) == (scores[1] is None) == (kind == "plain")
-        pairs = [*zip(found, right, strict=True), *([scores] if scores[0] is not None else [])]
+        pairs = [*zip(result, right, strict=True), *([scores] if scores[0] is not None else [])]
         for one, other in pairs if drafter.config.pair_top else [*pairs, below]:
             assert one.shape == other.shape
             worst.append(float(np.abs(one - other.float().numpy()).max() / other.float().abs().max()))
@@ -153,5 +156,5 @@ def test_nan_weights_change_no_text() -> None:
     harmless_nan(made(97, 0, FULL, Growth(), spoilt=True, **KINDS["seeded"]))
 
 
-def test_what_waits_is_read_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pending_pairs_are_read_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     late_and_at_once(made(97, 50, FULL, Growth(scale=1.5), **KINDS["seeded"]), monkeypatch)

@@ -96,7 +96,7 @@ def test_trees_are_those_of_single_steps(kind: str, budget: str, temperature: fl
 
 
 @pytest.mark.usefixtures("avx2")
-def test_a_drafter_of_floats_reads_rounded_weights_where_its_target_reads_half_ones() -> None:
+def test_a_float32_drafter_rounds_its_weights_beside_a_bfloat16_target() -> None:
     """On processors that only multiply floats; a target of floats has drafters of floats."""
     llm, exact = made(97, 50, FULL, Growth(), halves=True), made(97, 50, FULL, Growth())
     target: Any = llm.target
@@ -107,15 +107,15 @@ def test_a_drafter_of_floats_reads_rounded_weights_where_its_target_reads_half_o
         drafter: Any = made_.drafter
         assert {one.kind for one in drafter.compiled.kept if isinstance(one, Matrix)} == {kind}
     prompts = [text_of(i, 20 + 9 * i) for i in range(3)]
-    law: dict[str, Any] = {"max_new_tokens": 12, "temperature": 1.0, "seed": 3}
-    plain = llm.generate(prompts, budget=Given(Budget(1, 0)), **law)
-    drafted = llm.generate(prompts, budget=Given(Budget(16, 6)), **law)
+    options: dict[str, Any] = {"max_new_tokens": 12, "temperature": 1.0, "seed": 3}
+    plain = llm.generate(prompts, budget=Given(Budget(1, 0)), **options)
+    drafted = llm.generate(prompts, budget=Given(Budget(16, 6)), **options)
     assert [o.tokens for o in drafted] == [o.tokens for o in plain]
     assert sum(o.usage.drafted for o in drafted) > 20
 
 
 @pytest.mark.parametrize("kind", ["eagle", "eagle3", "narrow"])
-def test_what_waits_is_read_in_time(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pending_pairs_are_read_in_time(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     late_and_at_once(made(97, 50, FULL, Growth(scale=1.5), kind), monkeypatch)
 
 
@@ -126,21 +126,21 @@ def test_texts_are_read_as_by_tensors(kind: str, monkeypatch: pytest.MonkeyPatch
     drafter: Any = made(97, 50, FULL, Growth(), kind).drafter
     assert isinstance(drafter, CompiledEagle)
     monkeypatch.setattr(_weights, "compiled", lambda *_: None)
-    whole: Any = made(97, 50, FULL, Growth(), kind).drafter
-    found, right = (one.open([()] * 4, 200) for one in (drafter, whole))
+    full: Any = made(97, 50, FULL, Growth(), kind).drafter
+    result, right = (one.open([()] * 4, 200) for one in (drafter, full))
     for counts in ((150, 7, 1, 31), (3, 0, 16, 1), (0, 17, 40, 0)):
         features = [torch.randn(4, max(counts), 64) for _ in drafter.taps]
         tokens = torch.randint(97, (4, max(counts)))
         spelled = [row[:n] for row, n in zip(tokens.tolist(), counts, strict=True)]
-        found.pairs.append(Pairs([part.numpy() for part in features], [range(n) for n in counts], spelled, range(4)))
+        result.pairs.append(Pairs([part.numpy() for part in features], [range(n) for n in counts], spelled, range(4)))
         right.waiting.put((torch.cat(features, -1), tokens, list(counts)))
-        found.read()
+        result.read()
         right._read()
-        assert found.cache.host == right.cache.host
-        assert np.allclose(found.last, right.last[:, 0], atol=1e-3, rtol=1e-3)
-        for row, n in enumerate(found.cache.host):
+        assert result.cache.host == right.cache.host
+        assert np.allclose(result.last, right.last[:, 0], atol=1e-3, rtol=1e-3)
+        for row, n in enumerate(result.cache.host):
             for name in ("keys", "values"):
-                ours, theirs = (getattr(drafting.cache, name)[row, :n] for drafting in (found, right))
+                ours, theirs = (getattr(drafting.cache, name)[row, :n] for drafting in (result, right))
                 assert np.allclose(ours, theirs, atol=1e-3, rtol=1e-3), (name, row)
 
 

@@ -85,14 +85,14 @@ def test_logits_are_those_of_the_network(dtype: torch.dtype, halves: bool) -> No
     parents = torch.tensor([[0, 0, 0, 2, 1, 2], [0, 0, 0, 1, 1, 2]])
     for layer, since, nodes in ((0, 0, 1), (1, 1, 3), (2, 3, 6)):
         given = array(features), tokens[:, :nodes].numpy(), parents[:, :nodes].numpy()
-        found = drafter.compiled.step(*given, since, layer)
+        result = drafter.compiled.step(*given, since, layer)
         for row in range(2):
             for i, node in enumerate(range(since, nodes)):
                 path = [node]
                 while path[0]:
                     path.insert(0, int(parents[row, path[0]]))
                 right = net(layer, features[row], embed(target, tokens[row, path])).float().numpy()
-                apart = abs(found[row, i] - right).max() / abs(right).max()
+                apart = abs(result[row, i] - right).max() / abs(right).max()
                 assert apart < (1e-5 if dtype == FULL and not halves else 0.05), "weights of eight bits"
 
 
@@ -105,18 +105,18 @@ def test_features_are_read_as_by_tensors(dtype: torch.dtype, halves: bool, monke
     assert isinstance(fast, CompiledHydra)
     monkeypatch.setattr(_weights, "compiled", lambda *_: None)
     slow: Any = hydra.drafter(nets[1], target, Growth())
-    found: Any = fast.open([()] * 3, 100)
+    result: Any = fast.open([()] * 3, 100)
     right: Any = slow.open([()] * 3, 100)
     for counts in ((600, 7, 31), (3, 0, 16), (0, 17, 1)):
         features = torch.randn(3, max(counts), 64).to(dtype)
         nodes = [range(n) for n in counts]
-        found.pairs.append(Pairs([array(features)], nodes, [[0] * n for n in counts], range(3)))
+        result.pairs.append(Pairs([array(features)], nodes, [[0] * n for n in counts], range(3)))
         right.waiting.append((features, torch.zeros(3, max(counts), dtype=torch.long), list(counts)))
         right._read()
-        seen = torch.from_numpy(float32(found.seen()))
+        seen = torch.from_numpy(float32(result.seen()))
         near = 1e-3 if dtype == FULL and not halves else 0.1 * float(right.feature.abs().max())
         torch.testing.assert_close(seen, right.feature.float(), rtol=near, atol=near)
-        assert found.cache.host == right.prefix.host
+        assert result.cache.host == right.prefix.host
 
 
 def test_unsupported_networks_stay_in_tensors() -> None:

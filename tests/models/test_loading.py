@@ -25,9 +25,9 @@ def folder(tmp_path: Path) -> Path:
 
 
 def refused(where: Any, words: str, **options: Any) -> None:
-    with pytest.raises(InputError, match=words) as found:
+    with pytest.raises(InputError, match=words) as result:
         load_target(where, **options)
-    assert "\n" not in str(found.value), "one sentence"
+    assert "\n" not in str(result.value), "one sentence"
 
 
 def test_a_folder_loads(folder: Path) -> None:
@@ -55,7 +55,7 @@ def test_truncated_weights(folder: Path) -> None:
     refused(folder, "damaged")
 
 
-def test_missing_tensors_are_not_made_up(folder: Path) -> None:
+def test_missing_tensors_are_not_initialised(folder: Path) -> None:
     """transformers initialises what it does not find, at random, with no more than a warning."""
     tensors = load_file(folder / "model.safetensors")
     del tensors["model.layers.1.mlp.up_proj.weight"]

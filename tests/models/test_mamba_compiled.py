@@ -101,11 +101,11 @@ def in_tensors(drafting: CompiledMambaDrafting) -> TensorMambaDrafting:
 def compared(monkeypatch: pytest.MonkeyPatch) -> list[DraftTree]:
     """Every proposal is made both ways, with the states of all nodes; those of the compiled code are kept."""
     trees: list[DraftTree] = []
-    whole = CompiledMambaDrafting.propose
+    full = CompiledMambaDrafting.propose
 
     def both(self: CompiledMambaDrafting, rows: Rows, budget: Budget) -> DraftTree:
         other = in_tensors(self)
-        tree, right = whole(self, rows, budget), other.propose(rows, budget)
+        tree, right = full(self, rows, budget), other.propose(rows, budget)
         same(tree, right)
         states = [_states(drafting, tree.size.tolist()) for drafting in (self, other)]
         assert len(states[0]) == len(states[1])
@@ -122,12 +122,12 @@ def _states(drafting: Any, sizes: list[int]) -> list[torch.Tensor]:
     """What is remembered of every node that was fed, and of none else."""
     assert drafting.fed is not None
     assert drafting.slab is not None
-    found = []
+    results = []
     for row, (slots, size) in enumerate(zip(drafting.fed, sizes, strict=True)):
         for slot in slots[:size]:
             if slot >= 0:
-                found += [torch.as_tensor(part[:, row, slot]) for part in (drafting.slab.conv, drafting.slab.ssm)]
-    return found
+                results += [torch.as_tensor(part[:, row, slot]) for part in (drafting.slab.conv, drafting.slab.ssm)]
+    return results
 
 
 @pytest.mark.parametrize(("budget", "temperature"), CASES)
@@ -160,7 +160,7 @@ def test_every_kind_of_network_is_read(size: str, compared: list[DraftTree]) -> 
 @torch.no_grad()
 @pytest.mark.parametrize("waits", [[[5]], [[5, 9, 11]], [[5], [9, 11, 7], [3, 4]]])
 @precisions
-def test_what_waits_is_read_as_tensors_read_it(waits: list[list[int]], dtype: torch.dtype, halves: bool) -> None:
+def test_pending_tokens_are_read_as_tensors_read_them(waits: list[list[int]], dtype: torch.dtype, halves: bool) -> None:
     """Rows end together, however many tokens they have."""
     net, near = network(97, dtype), 1e-4 if dtype == FULL and not halves else 0.1  # weights of eight bits
     drafter = read_by(net, Same(97, 97), compiled(97, dtype, halves), Growth())
@@ -178,29 +178,29 @@ def test_what_waits_is_read_as_tensors_read_it(waits: list[list[int]], dtype: to
             torch.testing.assert_close(one, other, rtol=near, atol=near * float(other.abs().max()))
 
 
-def test_a_tree_for_a_while_leaves_the_state_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_temporary_tree_leaves_the_state_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where text is drafted: tokens that are not settled, few and many."""
-    whole, told = CompiledMambaDrafting.propose, list[DraftTree]()
+    full, messages = CompiledMambaDrafting.propose, list[DraftTree]()
 
     def both(self: CompiledMambaDrafting, rows: Rows, budget: Budget) -> DraftTree:
         kept, pending = [part.copy() for part in self.state.arrays], self.pending
         self.pending = [[] for _ in pending]  # all that is settled was read
         for tail in ([7], [7, 8, 9, 10, 11, 12, 13]):
             other, nothing, tails = in_tensors(self), [[] for _ in pending], [[*tail] for _ in pending]
-            found = self.propose_after(nothing, tails, rows, budget)
+            result = self.propose_after(nothing, tails, rows, budget)
             wanted = other.propose_after(nothing, tails, rows, budget)
-            assert np.array_equal(found.tokens, wanted.tokens)
+            assert np.array_equal(result.tokens, wanted.tokens)
             assert all(np.array_equal(*parts) for parts in zip(self.state.arrays, kept, strict=True))
-            told.append(found)
+            messages.append(result)
         self.pending = pending
-        return whole(self, rows, budget)
+        return full(self, rows, budget)
 
     monkeypatch.setattr(CompiledMambaDrafting, "propose", both)
     made(97, 0, FULL).generate(PROMPTS, max_new_tokens=6, batch_size=3, budget=Given(Budget(16, 4)))
-    assert max(tree.nodes for tree in told) > 1
+    assert max(tree.nodes for tree in messages) > 1
 
 
-def test_a_text_for_which_nothing_is_drafted_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_text_without_drafts_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_: Any) -> None:
         raise AssertionError("nobody asked for a draft")
 
@@ -212,7 +212,7 @@ def test_a_text_for_which_nothing_is_drafted_is_not_read(monkeypatch: pytest.Mon
         llm.generate(PROMPTS, max_new_tokens=6, batch_size=3, budget=some)
 
 
-def test_what_is_too_wide_is_refused() -> None:
+def test_a_tree_that_is_too_wide_is_refused() -> None:
     llm = made(97, 0, FULL, Growth(depth=4, top_k=8, width=8))
     drafter: Any = llm.drafter
     llm.drafter = replace(drafter, batch=16)

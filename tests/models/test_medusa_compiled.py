@@ -70,9 +70,9 @@ def test_logits_are_those_of_the_network(more: dict[str, Any], dtype: torch.dtyp
     features = torch.randn(3, 64).to(dtype)
     right = torch.stack(net(features, _heads.rows(target, net.ids())), 1).float().numpy()
     for depth in (4, 1, 3):
-        found = drafter.compiled.logits(array(features), depth)
-        assert found.shape == (3, depth, 50)
-        apart = abs(found - right[:, :depth]).max() / abs(right).max()
+        result = drafter.compiled.logits(array(features), depth)
+        assert result.shape == (3, depth, 50)
+        apart = abs(result - right[:, :depth]).max() / abs(right).max()
         assert apart < (1e-5 if dtype == FULL and not halves else 0.05), "weights of eight bits, activations of 16"
 
 

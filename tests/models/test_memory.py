@@ -36,12 +36,12 @@ def draftings(spec: str) -> list[tuple[Drafting, Batch]]:
     """The drafter's state after prompts of LENGTHS and a few rounds of a chain."""
     target = load_target(tiny_llama(VOCAB, 1, torch.float32, max_position_embeddings=512))
     engine = Engine(target, drafters.load(spec, target).uncalibrated, FixedBudget(6, 5), GumbelNoise(VOCAB))
-    found = []
+    results = []
     for length in LENGTHS:
         batch, _ = Batch.start(engine, [Row(Request([1 + i % 40 for i in range(length)], 0, 60), 0)])
         assert batch is not None
-        found.append((batch.drafting, batch))
-    return found
+        results.append((batch.drafting, batch))
+    return results
 
 
 @torch.no_grad()

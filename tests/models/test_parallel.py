@@ -82,23 +82,23 @@ def test_one_pass_a_round() -> None:
 def test_when_pairs_are_read_does_not_matter(temperature: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """At once or with the draft: the same trees, in ragged rows too."""
     target, _ = oracle.of_eagle3()
-    drafter, found = eagle3.drafter(network(), target, Growth(top_k=3)), []
+    drafter, results = eagle3.drafter(network(), target, Growth(top_k=3)), []
     for flush in (128, 1, 5):
         monkeypatch.setattr(_compiled, "MOST", flush)
         batch, trees = heads.stock(target, drafter, PROMPTS, temperature=temperature), []
         propose = batch.drafting.propose
 
-        def told(*given: Any, propose: Any = propose, trees: list[Any] = trees) -> Any:
+        def messages(*given: Any, propose: Any = propose, trees: list[Any] = trees) -> Any:
             made = propose(*given)
             trees.append((made.tokens.tolist(), made.parents.tolist()))
             return made
 
-        batch.drafting.propose = told  # type: ignore[method-assign]
+        batch.drafting.propose = messages  # type: ignore[method-assign]
         with torch.no_grad():
             for _ in range(5):
                 batch.round()
-        found.append(trees)
-    assert found[0] == found[1] == found[2]
+        results.append(trees)
+    assert results[0] == results[1] == results[2]
 
 
 def test_folders_and_refusals(tmp_path: Any) -> None:

@@ -170,7 +170,7 @@ def test_rows_that_come_go_and_change_places(
             assert alone.drafts == [(story, length, chain)]
 
 
-def test_steps_that_were_not_told(target: Any) -> None:
+def test_skipped_steps_are_caught_up(target: Any) -> None:
     """Near the end of its context vLLM skips the proposer; chains may also be cut on their way, or not be used."""
     story = [1, 2, 3, 4, 5] * 12
     play = Scheduler(Proposer(config(target, "lookup", TOKENS)), [story])

@@ -96,8 +96,8 @@ def test_every_header_can_be_included_alone(tmp_path: Path) -> None:
 def test_intrinsics_stand_in_one_folder() -> None:
     for source in SOURCES.rglob("*.[ch]"):
         if source.parent.name != "simd":
-            found = re.search(r"\b_(mm|tile)\d*_\w+|immintrin|__m\d+", source.read_text(encoding="utf-8"))
-            assert found is None, f"{source.name}: {found}"
+            result = re.search(r"\b_(mm|tile)\d*_\w+|immintrin|__m\d+", source.read_text(encoding="utf-8"))
+            assert result is None, f"{source.name}: {result}"
 
 
 def test_parts_of_a_sanitized_workspace_are_allocations_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,7 +112,7 @@ def test_parts_of_a_sanitized_workspace_are_allocations_of_their_own(monkeypatch
         assert len(room.of("y", 4)) == (4 if apart else 8)
 
 
-def test_a_sanitizer_is_asked_for_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sanitizer_is_chosen_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     for kind in ("", "address", "tiles", "thread"):
         monkeypatch.setenv(SANITIZE, kind)
         assert sanitizer() == kind

@@ -153,7 +153,7 @@ MUTANTS = {
 
 
 @pytest.mark.parametrize("mutant", [*MUTANTS[8], "none"])
-def test_code_that_reads_other_numbers_is_not_used(
+def test_code_that_dequantises_otherwise_is_not_used(
     mutant: str, tmp_path: Path, wide: Any, monkeypatch: pytest.MonkeyPatch, lanes: int
 ) -> None:
     names = [*MUTANTS[lanes]]

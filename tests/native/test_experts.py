@@ -67,10 +67,10 @@ def made(case: str, dtype: torch.dtype, **more: Any) -> Any:
 
 def after(target: Target, texts: list[list[int]]) -> list[np.ndarray]:
     """Logits after each of these texts, which are read together."""
-    found = {}
+    results = {}
     for chunk in target.open(64).prefill(texts):
-        found |= {b: chunk.output.logits[b, 0] for b, last in enumerate(chunk.last) if last}
-    return [found[b] for b in range(len(texts))]
+        results |= {b: chunk.output.logits[b, 0] for b, last in enumerate(chunk.last) if last}
+    return [results[b] for b in range(len(texts))]
 
 
 @torch.no_grad()

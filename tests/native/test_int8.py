@@ -44,10 +44,10 @@ def code(request: pytest.FixtureRequest) -> Iterator[Library]:
             patch.setattr(native, "FLAGS", flags + emulated)
             patch.setattr(native, "prebuilt", lambda *_: None)
         library.cache_clear()
-        found = library("bfloat16", "bfloat16" if request.param == "tiles" else "float32")
-        if found is None:
+        result = library("bfloat16", "bfloat16" if request.param == "tiles" else "float32")
+        if result is None:
             pytest.skip("native passes need AVX2 or NEON, and a compiler")
-        yield found
+        yield result
     library.cache_clear()
 
 
@@ -285,16 +285,16 @@ def test_a_row_does_not_depend_on_its_neighbours(code: Library, name: str) -> No
     """Nor on their number or that of the threads; NaN and infinity stay in their row."""
     one, x = matrix(name, 41, 768).packed(code), activations(70, 768)
     x[4] = 1e-38
-    whole = multiply(code, one, x, 41)
-    assert not whole[4].any()
+    full = multiply(code, one, x, 41)
+    assert not full[4].any()
     for n in (1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 17, 64, 65):
-        assert np.array_equal(multiply(code, one, x[:n], 41), whole[:n])
-    assert np.array_equal(multiply(code, one, x, 41, threads=3), whole)
+        assert np.array_equal(multiply(code, one, x[:n], 41), full[:n])
+    assert np.array_equal(multiply(code, one, x, 41, threads=3), full)
     x[2, 100], x[5, 7] = np.nan, np.inf
-    found = multiply(code, one, x, 41)
-    assert not np.isfinite(found[[2, 5]]).any()
+    result = multiply(code, one, x, 41)
+    assert not np.isfinite(result[[2, 5]]).any()
     others = [i for i in range(70) if i not in (2, 5)]
-    assert np.array_equal(found[others], whole[others])
+    assert np.array_equal(result[others], full[others])
 
 
 def test_rounded_weights_are_the_nearest_of_eight_bits(code: Library) -> None:

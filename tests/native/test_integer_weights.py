@@ -51,10 +51,10 @@ def kinds_of(target: NativeTarget) -> list[int]:
 
 def logits(target: NativeTarget) -> np.ndarray:
     """float64 [8, vocab], after eight prompts."""
-    found = {}
+    results = {}
     for chunk in target.open(64).prefill([text_of(b, 50) for b in range(8)]):
-        found |= {b: chunk.output.logits[b, 0] for b, last in enumerate(chunk.last) if last}
-    return np.array([found[b] for b in range(8)], np.float64)
+        results |= {b: chunk.output.logits[b, 0] for b, last in enumerate(chunk.last) if last}
+    return np.array([results[b] for b in range(8)], np.float64)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -103,8 +103,8 @@ def test_matrices_without_an_integer_form_stay_full(tmp_path: Path, caplog: pyte
     data[at] = 200  # an exponent beyond float16's
     file.write_bytes(bytes(data))
     with caplog.at_level(logging.WARNING):
-        found = kinds_of(load(file, way="native"))
-    assert [kind >= INTEGER for kind in found[:8]] == [True] * 4 + [False] * 2 + [True] * 2
+        results = kinds_of(load(file, way="native"))
+    assert [kind >= INTEGER for kind in results[:8]] == [True] * 4 + [False] * 2 + [True] * 2
     assert "2 of the 22 matrices of m.gguf (MXFP4) have no form for native weights and stay full" in caplog.text
 
 

@@ -216,7 +216,7 @@ def test_a_gguf_is_the_model_it_was_made_of(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_K"])
 @pytest.mark.parametrize("name", GGUFS)
-def test_a_quantised_gguf_is_the_stock_model_of_its_numbers(tmp_path: Path, name: str, kind: str) -> None:
+def test_a_quantised_gguf_is_the_stock_model_of_its_dequantised_weights(tmp_path: Path, name: str, kind: str) -> None:
     wide = {key: value for key, value in WIDE.items() if FAMILIES[name][1].get(key, 1) is not None}
     if "head_dim" not in FAMILIES[name][1]:
         wide["head_dim"] = 64

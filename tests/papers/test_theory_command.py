@@ -24,11 +24,11 @@ def test_a_promise(run: Run) -> None:
     shown = run("--alpha", "0.8", "--c", "0.05")
     assert shown.code == 0
     assert "best gamma: 8 (3.09 times as fast)" in shown.out
-    found = json.loads(run("--alpha", "0.8", "--c", "0.05", "--gamma", "5", "--json").out)["promise"]
-    assert found["gamma"] == 5
-    assert found["best_gamma"] == 8
-    assert found["c_hat"] == 0.05
-    assert found["tau"] == pytest.approx(3.68928)
+    result = json.loads(run("--alpha", "0.8", "--c", "0.05", "--gamma", "5", "--json").out)["promise"]
+    assert result["gamma"] == 5
+    assert result["best_gamma"] == 8
+    assert result["c_hat"] == 0.05
+    assert result["tau"] == pytest.approx(3.68928)
     assert "do not speculate" in run("--alpha", "0.5", "--c", "0.6").out
     assert "the more the better" in run("--alpha", "0.5").out
 
@@ -47,8 +47,8 @@ def test_measured_and_plot(run: Run, tmp_path: Path) -> None:
     file, picture = tmp_path / "run.json", tmp_path / "theory.svg"
     file.write_text('{"alpha": 0.8, "gamma": 5, "c": 0.05, "speedup": 2.5}')
     shown = run("--measured", str(file), "--plot", str(picture), "--json")
-    found = json.loads(shown.out)
-    assert found["measured"]["promised_speedup"] == pytest.approx(2.951424)
+    result = json.loads(shown.out)
+    assert result["measured"]["promised_speedup"] == pytest.approx(2.951424)
     assert picture.is_file()
     assert not shown.err
 

@@ -33,13 +33,13 @@ def said(caplog: pytest.LogCaptureFixture) -> Any:
         end = time.monotonic() + 20
         while True:
             written = [Lines().format(record) for record in caplog.records]
-            found = [json.loads(line) for line in written]
-            requests = [line for line in found if line["event"] == "request"]
+            results = [json.loads(line) for line in written]
+            requests = [line for line in results if line["event"] == "request"]
             if len(requests) >= count or time.monotonic() > end:
                 assert len(requests) == count
                 assert SECRET not in "".join(written), "a prompt stands in the log"
                 assert not any("\n" in line for line in written)
-                return found
+                return results
             time.sleep(0.02)
 
     return lines

@@ -27,9 +27,9 @@ BODY = {"prompt": "Once upon a time", "temperature": 0.8, "seed": 3, "max_tokens
 @pytest.fixture
 def started() -> Iterator[list[subprocess.Popen[str]]]:
     """Servers of a test, of which none outlives it."""
-    found: list[subprocess.Popen[str]] = []
-    yield found
-    for process in found:
+    results: list[subprocess.Popen[str]] = []
+    yield results
+    for process in results:
         process.kill()
         process.wait(30)
         if process.stderr is not None:
@@ -47,9 +47,9 @@ def begin(model: str, port: int, patience: int = 120) -> tuple[subprocess.Popen[
     )
     assert process.stderr is not None
     for line in process.stderr:
-        if found := re.search(r"at http://127\.0\.0\.1:(\d+) ", line):
-            wait_for(int(found[1]))
-            return process, int(found[1])
+        if result := re.search(r"at http://127\.0\.0\.1:(\d+) ", line):
+            wait_for(int(result[1]))
+            return process, int(result[1])
     raise AssertionError("the server did not start")
 
 

@@ -98,40 +98,40 @@ known: dict[Any, list[int]] = {}  # plain texts: every drafter is held against t
 
 
 def plain(
-    model: Any, prompt: list[int], seed: int, law: Sampling, limit: int, eos: set[int] = frozenset()
+    model: Any, prompt: list[int], seed: int, sampling: Sampling, limit: int, eos: set[int] = frozenset()
 ) -> list[int]:  # type: ignore[assignment]
     """Plain decoding, independent of the engine: stock cache, one token at a time, transformers' own processors."""
-    key = (id(model), tuple(prompt), seed, repr(law), limit, frozenset(eos))
+    key = (id(model), tuple(prompt), seed, repr(sampling), limit, frozenset(eos))
     if key not in known:
-        known[key] = _plain(model, prompt, seed, law, limit, eos)
+        known[key] = _plain(model, prompt, seed, sampling, limit, eos)
     return list(known[key])
 
 
-def _plain(model: Any, prompt: list[int], seed: int, law: Sampling, limit: int, eos: set[int]) -> list[int]:
-    warps, repeats = LogitsProcessorList(), RepetitionPenaltyLogitsProcessor(law.repetition_penalty)
-    if law.temperature > 0:
-        warps.append(TemperatureLogitsWarper(law.temperature))
-        if law.top_k:
-            warps.append(TopKLogitsWarper(law.top_k))
-        if law.top_p < 1:
-            warps.append(TopPLogitsWarper(law.top_p))
-        if law.min_p > 0:
-            warps.append(MinPLogitsWarper(law.min_p))
+def _plain(model: Any, prompt: list[int], seed: int, sampling: Sampling, limit: int, eos: set[int]) -> list[int]:
+    warps, repeats = LogitsProcessorList(), RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty)
+    if sampling.temperature > 0:
+        warps.append(TemperatureLogitsWarper(sampling.temperature))
+        if sampling.top_k:
+            warps.append(TopKLogitsWarper(sampling.top_k))
+        if sampling.top_p < 1:
+            warps.append(TopPLogitsWarper(sampling.top_p))
+        if sampling.min_p > 0:
+            warps.append(MinPLogitsWarper(sampling.min_p))
     ids, past, out = torch.tensor([prompt]), None, []
     with torch.no_grad():
         while len(out) < limit and len(prompt) + len(out) < CONTEXT:
             made = model(ids[:, -1:] if past else ids, **carrying(model, past))
             past = carried(model, made)
             scores = made.logits[:, -1]
-            for token, bias in law.logit_bias.items():
+            for token, bias in sampling.logit_bias.items():
                 scores[0, token] += bias
             scores = repeats(ids, scores)
             for token in out:
-                scores[0, token] -= law.frequency_penalty
+                scores[0, token] -= sampling.frequency_penalty
             for token in set(out):
-                scores[0, token] -= law.presence_penalty
+                scores[0, token] -= sampling.presence_penalty
             scores = warps(ids, scores)
-            if law.temperature > 0:
+            if sampling.temperature > 0:
                 scores = scores + torch.from_numpy(noise.gumbels([seed], [len(prompt) + len(out)], np.arange(VOCAB)))
             out.append(int(scores.argmax(-1)))
             if out[-1] in eos:

@@ -29,7 +29,7 @@ from outrider.params import Sampling
 
 PLAIN = Sampling(temperature=1.0)
 Text = tuple[int, ...]
-Law = Callable[[Array, int, Array], Array]  # (logits [b, v], depth of the token, path [b, depth - 1]) -> [b, v]
+Warp = Callable[[Array, int, Array], Array]  # (logits [b, v], depth of the token, path [b, depth - 1]) -> [b, v]
 Rule = Callable[..., Verdict]  # (tree, logits [b, n, v], law, chance, depth)
 Draft = Callable[["Branches", "World", Text], DraftTree]
 
@@ -106,17 +106,17 @@ class OfTensors:
 def by_reference(rule: Any) -> Rule:
     """A rule of `core.verify`, row by row."""
 
-    def judged(tree: DraftTree, logits: Array, law: Law, chance: Branches, depth: int) -> Verdict:
-        found = []
+    def judged(tree: DraftTree, logits: Array, warp: Warp, chance: Branches, depth: int) -> Verdict:
+        results = []
         for b, row in enumerate(tree.host):
 
             def of_row(node: int, path: list[int], b: int = b) -> Array:
-                return law(logits[b : b + 1, node], len(path) + 1, np.array([path], np.int64))[0]
+                return warp(logits[b : b + 1, node], len(path) + 1, np.array([path], np.int64))[0]
 
             q = None if tree.q is None else tree.q[b]
             more = (tree.replacement,) if rule is verify.rejection else ()
-            found.append(rule(row, of_row, OfRow(chance, b), min(depth, tree.deepest), q, *more))
-        return Verdict([path for path, _ in found], [token for _, token in found], [True] * len(found))
+            results.append(rule(row, of_row, OfRow(chance, b), min(depth, tree.deepest), q, *more))
+        return Verdict([path for path, _ in results], [token for _, token in results], [True] * len(results))
 
     return judged
 
@@ -124,9 +124,9 @@ def by_reference(rule: Any) -> Rule:
 def by_tensors(rule: Any) -> Rule:
     """A rule of `backends.torch.verify`."""
 
-    def judged(tree: DraftTree, logits: Array, law: Law, chance: Branches, depth: int) -> Verdict:
+    def judged(tree: DraftTree, logits: Array, warp: Warp, chance: Branches, depth: int) -> Verdict:
         def wrapped(z: torch.Tensor, d: int, path: torch.Tensor) -> torch.Tensor:
-            return torch.from_numpy(law(z.numpy(), d, path.numpy()))
+            return torch.from_numpy(warp(z.numpy(), d, path.numpy()))
 
         given = TensorTree.of(replace(tree, ancestors=None))
         return lists_of(rule(given, torch.from_numpy(logits), wrapped, OfTensors(chance), depth))
@@ -134,10 +134,10 @@ def by_tensors(rule: Any) -> Rule:
     return judged
 
 
-def lists_of(found: tensors.TensorVerdict) -> Verdict:
+def lists_of(result: tensors.TensorVerdict) -> Verdict:
     """A verdict in tensors as lists."""
-    rows = zip(found.path.tolist(), found.count.tolist(), strict=True)
-    return Verdict([path[:n] for path, n in rows], found.next.tolist(), [True] * len(found.next))
+    rows = zip(result.path.tolist(), result.count.tolist(), strict=True)
+    return Verdict([path[:n] for path, n in rows], result.next.tolist(), [True] * len(result.next))
 
 
 @dataclass(frozen=True)
@@ -201,7 +201,7 @@ class World:
             number = number * self.v + token
         return number
 
-    def law(self, logits: Array, text: Text, path: Array) -> Array:
+    def warp(self, logits: Array, text: Text, path: Array) -> Array:
         """The target's distribution at nodes with logits [b, v], below paths [b, d]."""
         return np.stack([self._law(z, (*text, *p)) for z, p in zip(logits, path.tolist(), strict=True)])
 
@@ -251,7 +251,9 @@ def _tables(v: int, depth: int, seed: int, zeros: float, sharp: float) -> list[A
     return tables
 
 
-def world(kind: str = "random", v: int = 3, seed: int = 0, depth: int = 6, length: int = 3, **laws: Sampling) -> World:
+def world(
+    kind: str = "random", v: int = 3, seed: int = 0, depth: int = 6, length: int = 3, **distributions: Sampling
+) -> World:
     """random | zeros (in p and q) | equal (p = q) | disjoint (supports) | near (q close to p) | opposed."""
     zeros = 0.4 if kind == "zeros" else 0.0
     target = _tables(v, depth, seed, zeros, 1.2)
@@ -266,7 +268,7 @@ def world(kind: str = "random", v: int = 3, seed: int = 0, depth: int = 6, lengt
         for t, d in zip(target, drafter, strict=True):
             t[:, v // 2 :] = -np.inf
             d[:, : v // 2] = -np.inf
-    return World(target, drafter, length=length, **laws)
+    return World(target, drafter, length=length, **distributions)
 
 
 def sampled(shape: tuple[int, ...], replacement: bool = False) -> Draft:
@@ -276,12 +278,12 @@ def sampled(shape: tuple[int, ...], replacement: bool = False) -> Draft:
         parents = template(shape)
         b, n = len(chance), len(parents)
         codes = [np.full(b, w.code(text))]
-        level, tokens, laws, row = [0], [], [], np.arange(b)
+        level, tokens, distributions, row = [0], [], [], np.arange(b)
         for d, width in enumerate(shape):
             following = []
             for node in level:
                 q = w.q(codes[node], len(text) + d)
-                laws.append(q)
+                distributions.append(q)
                 q, free = q.copy(), np.ones_like(q)
                 for _ in range(width):
                     # Where q has run out, any token will do that is no sibling's: here the first.
@@ -295,7 +297,7 @@ def sampled(shape: tuple[int, ...], replacement: bool = False) -> Draft:
             level = following
         assert len(codes) == n
         tree = from_template([text[-1] if text else 0] * b, np.stack(tokens, 1), parents)
-        return replace(tree, q=np.stack(laws, 1), replacement=replacement)
+        return replace(tree, q=np.stack(distributions, 1), replacement=replacement)
 
     return draft
 
@@ -328,16 +330,16 @@ def outcomes(rule: Rule, draft: Draft, w: World, text: Text) -> dict[Text, float
         tree = draft(chance, w, text)
         depth = min(tree.deepest, len(w.target) - 1 - len(text))
 
-        def law(logits: Array, d: int, path: Array) -> Array:
+        def warp(logits: Array, d: int, path: Array) -> Array:
             assert path.shape == (len(logits), d - 1)
             return w.law(logits, text, path)
 
-        return emitted(tree, rule(tree, w.output(tree, text), law, chance, depth))
+        return emitted(tree, rule(tree, w.output(tree, text), warp, chance, depth))
 
-    found: dict[Text, float] = defaultdict(float)
+    results: dict[Text, float] = defaultdict(float)
     for tokens, weight in explore(run):
-        found[tokens] += weight
-    return dict(found)
+        results[tokens] += weight
+    return dict(results)
 
 
 def emitted(tree: DraftTree, verdict: Verdict) -> list[Text]:
@@ -347,25 +349,27 @@ def emitted(tree: DraftTree, verdict: Verdict) -> list[Text]:
 
 def joint(rule: Rule, draft: Draft, w: World) -> dict[Text, float]:
     """The law of the text's first `w.length` tokens, round after round."""
-    laws: list[dict[Text, float]] = [defaultdict(float) for _ in range(w.length + 1)]  # by length, all rounds merged
-    laws[0][()] = 1.0
-    for states in laws[:-1]:
+    distributions: list[dict[Text, float]] = [
+        defaultdict(float) for _ in range(w.length + 1)
+    ]  # by length, all rounds merged
+    distributions[0][()] = 1.0
+    for states in distributions[:-1]:
         for text, weight in states.items():
             for tokens, p in outcomes(rule, draft, w, text).items():
                 longer = (text + tokens)[: w.length]
-                laws[len(longer)][longer] += weight * p
-    return laws[-1]
+                distributions[len(longer)][longer] += weight * p
+    return distributions[-1]
 
 
 def plain(w: World) -> dict[Text, float]:
     """The law of plain decoding."""
-    found = {}
+    results = {}
     for text in product(range(w.v), repeat=w.length):
         weight = 1.0
         for i, token in enumerate(text):
             weight *= float(w.p(text[:i])[token]) if weight else 0.0
-        found[text] = weight
-    return found
+        results[text] = weight
+    return results
 
 
 def distance(a: dict[Text, float], b: dict[Text, float]) -> float:
@@ -375,6 +379,6 @@ def distance(a: dict[Text, float], b: dict[Text, float]) -> float:
 
 def bias(rule: Rule, draft: Draft, w: World) -> float:
     """How far a rule's text is from plain decoding: the checker that passes the real rules and must fail wrong ones."""
-    found = joint(rule, draft, w)
-    assert abs(sum(found.values()) - 1) < 1e-9, "the branches' probabilities sum to one"
-    return distance(found, plain(w))
+    result = joint(rule, draft, w)
+    assert abs(sum(result.values()) - 1) < 1e-9, "the branches' probabilities sum to one"
+    return distance(result, plain(w))

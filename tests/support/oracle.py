@@ -87,15 +87,15 @@ class Oracle(Target):
         return self.logits_of(features)
 
     def state(self, text: Text) -> State:
-        found = self.known.get(text)
-        if found is None:
+        result = self.known.get(text)
+        if result is None:
             if len(text) == 1:
-                found = random(VOCAB, HIDDEN, seed=2)[text[0]], [], []
+                result = random(VOCAB, HIDDEN, seed=2)[text[0]], [], []
             else:
                 before = self.state(text[:-1])
-                found = self.step(before[0], text[-1], len(text) - 2, before)
-            self.known[text] = found
-        return found
+                result = self.step(before[0], text[-1], len(text) - 2, before)
+            self.known[text] = result
+        return result
 
     def open(self, capacity: int) -> OracleSession:
         return OracleSession(self)

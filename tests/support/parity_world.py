@@ -96,8 +96,8 @@ def engine(job: dict[str, Any]) -> Generator[dict[str, Any]]:
     for run in job["runs"]:
         yield {"done": 0}
         with torch.no_grad():
-            found = decode(job, run, stock, greedy)
-        yield {"vllm": "0", **found}
+            result = decode(job, run, stock, greedy)
+        yield {"vllm": "0", **result}
 
 
 def decode(job: dict[str, Any], run: dict[str, Any], stock: Any, greedy: Any) -> dict[str, Any]:
@@ -127,9 +127,9 @@ def decode(job: dict[str, Any], run: dict[str, Any], stock: Any, greedy: Any) ->
 
 def exported(run: dict[str, Any], stock: Any) -> Any:
     """The drafter's own continuation behind tokens[-1]."""
-    found = read(run["speculative"]["model"])
-    net = eagle.EagleNet(eagle.NETWORK.read(found.config, "here"))
-    net.load_state_dict(found.tensors)
+    checkpoint = read(run["speculative"]["model"])
+    net = eagle.EagleNet(eagle.NETWORK.read(checkpoint.config, "here"))
+    net.load_state_dict(checkpoint.tensors)
     embed = stock.get_input_embeddings()
 
     def chain(tokens: list[int]) -> list[int]:
@@ -148,9 +148,9 @@ def exported(run: dict[str, Any], stock: Any) -> Any:
 
 
 def loaded(run: dict[str, Any], module: Any) -> Any:
-    found = read(run["speculative"]["model"])
-    net = module(native.network(found.method).read(found.config, "here"))
-    net.load_state_dict(found.tensors)
+    checkpoint = read(run["speculative"]["model"])
+    net = module(native.network(checkpoint.method).read(checkpoint.config, "here"))
+    net.load_state_dict(checkpoint.tensors)
     return net
 
 

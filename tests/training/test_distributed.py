@@ -139,7 +139,7 @@ def test_the_processes_have_very_unequal_shares() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_kept_is_the_drafters_alone(two: Any, kind: str) -> None:
+def test_checkpoints_hold_only_the_drafters_weights(two: Any, kind: str) -> None:
     """Neither the target's embedding nor its head; and a drafter's own shared embedding stays shared."""
     vocab = target().vocab
     of_eagle = state(two[0] / kind / "eagle")["module"]
@@ -187,7 +187,7 @@ def test_a_signal_to_one_process_ends_all_after_the_same_step(two: Any) -> None:
 
 
 @pytest.mark.parametrize("case", ["eagle", "eagle3", "idle"])
-def test_a_target_on_two_processes_gives_what_a_whole_one_gives(alone: Any, two: Any, case: str) -> None:
+def test_a_target_on_two_processes_trains_like_one_on_one(alone: Any, two: Any, case: str) -> None:
     for results in two[1]:
         assert results[f"spread/{case}"] == pytest.approx(alone[1][case], rel=NEAR, abs=NEAR)
     same(alone[0] / case, two[0] / "spread" / case)
@@ -198,7 +198,7 @@ def test_a_target_on_two_processes_gives_what_a_whole_one_gives(alone: Any, two:
     assert drafters.load(str(best), target()).taps
 
 
-def test_its_layers_are_in_parts_and_its_embedding_and_head_whole(two: Any) -> None:
+def test_its_layers_are_sharded_and_its_embedding_and_head_are_not(two: Any) -> None:
     parts = two[1][0]["parts"]
     assert "model.layers.0.self_attn.q_proj.weight" in parts
     assert "model.layers.3.mlp.down_proj.weight" in parts

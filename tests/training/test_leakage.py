@@ -57,14 +57,14 @@ def same_text(batch: Batch, a: int, b: int) -> bool:
 
 def slots(objective: Any, batch: Batch) -> list[Slot]:
     """Every slot whose token is learned, of all anchors, by loops."""
-    learn, n, found = batch.learn[0].tolist(), batch.tokens.shape[1], []
+    learn, n, results = batch.learn[0].tolist(), batch.tokens.shape[1], []
     for anchor in range(n - 1):
         if learn[anchor] and learn[anchor + 1] and same_text(batch, anchor, anchor + 1):
             for k in range(objective.net.config.drafts):
                 label = anchor + k + 1
                 if label < n and learn[label] and same_text(batch, anchor, label):
-                    found.append((anchor, k))
-    return found
+                    results.append((anchor, k))
+    return results
 
 
 def made(objective: Any, of: HFTarget, batch: Batch, seen: TargetFeatures | None = None) -> Made:
@@ -72,11 +72,11 @@ def made(objective: Any, of: HFTarget, batch: Batch, seen: TargetFeatures | None
     pairs: list[tuple[Tensor, Tensor]] = []
     loss = type(objective)._loss
 
-    def told(student: Tensor, teacher: Tensor) -> Tensor:
+    def messages(student: Tensor, teacher: Tensor) -> Tensor:
         pairs.extend(zip(student, teacher, strict=True))
         return loss(objective, student, teacher)
 
-    objective._loss = told
+    objective._loss = messages
     try:
         with torch.no_grad():
             objective(batch, seen or see(of, batch, objective.taps))
@@ -161,7 +161,7 @@ def test_a_slot_moves_its_own_block_and_earlier_slots_only_without_causality(
 
 @blocks
 @pytest.mark.parametrize("loss", ["kl", "ce", "tv", "lk"])
-def test_a_label_that_nobody_reads_moves_no_loss(
+def test_a_label_outside_every_loss_changes_no_loss(
     causal: bool, pair_head: str, from_anchor: bool, conv: int, loss: str
 ) -> None:
     """A text's last token is drafted and never read: weights, distances and hits are those of before, bit for bit. The
@@ -208,11 +208,11 @@ def test_p_eagles_depths_know_their_pair_and_the_target_knows_more(monkeypatch: 
     pairs: list[tuple[Tensor, Tensor]] = []
     true = _parallel.cross_entropy
 
-    def told(student: Tensor, law: Tensor) -> Tensor:
-        pairs.extend(zip(student, law, strict=True))
-        return true(student, law)
+    def messages(student: Tensor, teacher: Tensor) -> Tensor:
+        pairs.extend(zip(student, teacher, strict=True))
+        return true(student, teacher)
 
-    monkeypatch.setattr(_parallel, "cross_entropy", told)
+    monkeypatch.setattr(_parallel, "cross_entropy", messages)
 
     def made(batch: Batch) -> Made:
         pairs.clear()
@@ -221,7 +221,7 @@ def test_p_eagles_depths_know_their_pair_and_the_target_knows_more(monkeypatch: 
 
     plain = made(batch)
     for place in range(n):
-        student, law = moved(plain, made(changed(batch, place)))
+        student, teacher = moved(plain, made(changed(batch, place)))
         near = {s for s in plain if same_text(batch, place, s[0])}
         assert student == {(i, d) for i, d in near if place <= i + 1}, place
-        assert law == {(i, d) for i, d in near if place <= i + d + 1}, place
+        assert teacher == {(i, d) for i, d in near if place <= i + d + 1}, place

@@ -112,10 +112,10 @@ def test_training_sees_what_decoding_sees(from_anchor: bool) -> None:
     drafter = network.drafter(objective.net, of)
     batch = opened(of, drafter, prompt, 4)
     with torch.no_grad():
-        found = drafter.logits(batch.drafting._hidden(batch.view()))[0]
+        result = drafter.logits(batch.drafting._hidden(batch.view()))[0]
         words = [*prompt, int(batch.root[0])]
         expected = of.head(alone(of, objective, words, len(prompt)))
-    torch.testing.assert_close(found, expected if from_anchor else expected[1:], rtol=1e-8, atol=1e-8)
+    torch.testing.assert_close(result, expected if from_anchor else expected[1:], rtol=1e-8, atol=1e-8)
 
 
 @pytest.mark.parametrize("options", [{}, {"pair_head": "selector", "loss": "lk"}, {"dpace": 0.0, "decay": 3.0}])
@@ -123,7 +123,7 @@ def test_logits_made_in_parts_teach_the_same(options: dict[str, Any], monkeypatc
     """Where all logits at once are too many they are made in parts: loss, hits and gradients stay what they are."""
     of, rows = target(), [texts(i, sizes) for i, sizes in enumerate([[9, 5], [11]])]
     objective, batch = build(of, **options), packed(rows, 16)
-    found = []
+    results = []
     for room, few in ((1 << 26, nullcontext()), (3 * VOCAB, nullcontext()), (3 * VOCAB, FewSizes())):
         monkeypatch.setattr(block, "AT_ONCE", room)
         objective.net.zero_grad()
@@ -131,9 +131,9 @@ def test_logits_made_in_parts_teach_the_same(options: dict[str, Any], monkeypatc
             loss, weight, hits = objective(batch, see(of, batch, objective.taps))
         (loss / weight).backward()
         grads = {name: p.grad for name, p in objective.net.named_parameters() if p.grad is not None}
-        found.append((loss, weight, hits, grads))
-    loss, weight, hits, grads = found[0]
-    for again, heavy, others, parts in found[1:]:
+        results.append((loss, weight, hits, grads))
+    loss, weight, hits, grads = results[0]
+    for again, heavy, others, parts in results[1:]:
         torch.testing.assert_close((again, heavy), (loss, weight))
         torch.testing.assert_close(others, hits)
         torch.testing.assert_close(parts, grads)
@@ -211,8 +211,8 @@ def test_seeded_slots_begin_as_the_nearest_linear_maps(from_anchor: bool) -> Non
         words = texts(0, [30, 25, 4])[0][0]
         last = net.context(torch.cat([states(of, words)[tap] for tap in TAPS], -1)[9])
         first = net.seed.weight[:hidden] @ torch.cat([last, of.embed(torch.tensor(words[10]))])
-        found = alone(of, objective, words, 10)[0]
-        torch.testing.assert_close(found, net.norm(first + of.embed(torch.tensor(words[10]))))
+        result = alone(of, objective, words, 10)[0]
+        torch.testing.assert_close(result, net.norm(first + of.embed(torch.tensor(words[10]))))
 
 
 def test_too_few_places_for_linear_maps_leave_slots_as_they_are() -> None:

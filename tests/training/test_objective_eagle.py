@@ -101,14 +101,14 @@ def test_it_begins_as_the_nearest_linear_map(inputs: str) -> None:
                     read.append(torch.cat(parts)), true.append(features[t + 1])
     x, y = torch.stack(read), torch.stack(true)
     exact = torch.linalg.lstsq(x, y).solution
-    found, best = ((x @ w - y).square().sum() for w in (net.fc.weight.T, exact))
-    assert best <= found <= 1.01 * best + 1e-6 * y.square().sum()
+    result, best = ((x @ w - y).square().sum() for w in (net.fc.weight.T, exact))
+    assert best <= result <= 1.01 * best + 1e-6 * y.square().sum()
     features, embeds = torch.randn(2, 1, 3, of.hidden, dtype=of.dtype)
     torch.testing.assert_close(net(features, embeds, torch.arange(3)[None]), net.fc(net.given(features, embeds)))
     assert float(value(objective, of, batch)[0]) < before
 
 
-def test_it_begins_by_chance_if_asked_or_if_there_is_too_little() -> None:
+def test_it_begins_at_random_by_option_or_with_too_little_text() -> None:
     of, few, many = target(), packed([texts(1, [8])]), packed([texts(seed, [12, 9]) for seed in range(40)], 24)
     for linear, batch in ((False, many), (True, few)):
         objective = build("hass", of, linear=linear)

@@ -82,11 +82,11 @@ def test_training_time_test_is_what_decoding_does(draft_vocab: int, monkeypatch:
     drafter = network.drafter(objective.net, of)
     batch = opened(of, drafter, prompt, depth)
     truth = torch.randint(VOCAB, (1, depth), generator=torch.Generator().manual_seed(2))
-    found: list[Tensor] = []
+    results: list[Tensor] = []
     logits = drafter.net.logits
 
     def recorded(hidden: Tensor) -> Tensor:
-        found.append(logits(hidden)[0, -1])
+        results.append(logits(hidden)[0, -1])
         return logits(hidden)
 
     monkeypatch.setattr(drafter.net, "logits", recorded)
@@ -97,10 +97,10 @@ def test_training_time_test_is_what_decoding_does(draft_vocab: int, monkeypatch:
     objective.net.register_forward_hook(lambda module, given, out: made.append(out[0]))
     words = [*prompt, int(batch.root[0]), *truth[0].tolist()]
     value(objective, of, packed([[(words, [True] * len(words))]]))
-    assert len(found) == depth
+    assert len(results) == depth
     for j in range(depth):
         expected = objective.net.logits(made[j][len(prompt) - 1 + j])
-        torch.testing.assert_close(found[j], expected, rtol=1e-8, atol=1e-8)
+        torch.testing.assert_close(results[j], expected, rtol=1e-8, atol=1e-8)
 
 
 def test_draft_vocabulary_is_the_most_frequent() -> None:

@@ -67,9 +67,9 @@ def slow(name: str, student: list[float], teacher: list[float]) -> float:
 def test_rankings(name: str) -> None:
     student, teacher = logits(1)
     student.requires_grad_()
-    found = _losses.LOSSES[name](student, teacher, K)
+    result = _losses.LOSSES[name](student, teacher, K)
     expected = [slow(name, s, t) for s, t in zip(student.tolist(), teacher.tolist(), strict=True)]
-    torch.testing.assert_close(found.detach(), torch.tensor(expected, dtype=torch.float64))
+    torch.testing.assert_close(result.detach(), torch.tensor(expected, dtype=torch.float64))
     if name != "recall":  # whose bound is held still
         assert torch.autograd.gradcheck(lambda s: _losses.LOSSES[name](s, teacher, K), (student,))
     assert bool(torch.isfinite(_losses.LOSSES[name](student, teacher, 1)).all())
@@ -110,8 +110,8 @@ def test_equal_distributions_have_no_divergence() -> None:
 def test_a_loss_is_not_rounded_under_autocast() -> None:
     student, teacher = (x.float() for x in logits(2))
     with torch.autocast("cpu", torch.bfloat16):
-        found = _losses.soft_cross_entropy(student, teacher)
-    assert torch.equal(found, _losses.soft_cross_entropy(student, teacher))
+        result = _losses.soft_cross_entropy(student, teacher)
+    assert torch.equal(result, _losses.soft_cross_entropy(student, teacher))
 
 
 def test_the_likeliest_token() -> None:
@@ -120,7 +120,7 @@ def test_the_likeliest_token() -> None:
 
 def test_smooth_l1() -> None:
     """d^2 / 2 within 1 of the truth, |d| - 1/2 beyond."""
-    found = _losses.smooth_l1(torch.tensor([[0.5, 0.0], [2.0, -1.0]]), torch.zeros(2, 2))
-    assert found.tolist() == pytest.approx([0.125 / 2, (1.5 + 0.5) / 2])
+    result = _losses.smooth_l1(torch.tensor([[0.5, 0.0], [2.0, -1.0]]), torch.zeros(2, 2))
+    assert result.tolist() == pytest.approx([0.125 / 2, (1.5 + 0.5) / 2])
     assert float(_losses.smooth_l1(torch.tensor([[1.0]]), torch.zeros(1, 1), 4.0)) == pytest.approx(1 / 8)
     assert float(_losses.smooth_l1(torch.tensor([[5.0]]), torch.zeros(1, 1), 4.0)) == pytest.approx(3.0)

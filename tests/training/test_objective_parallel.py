@@ -56,14 +56,14 @@ def outputs(of: HFTarget, objective: Any, words: list[int], pair: int, depths: i
     spelled = [*words[1 : pair + 2], *[MASK] * (depths - 1)]
     made, mid = vectors, net.midlayer
     for number, layer in enumerate([mid, *net.upper]):
-        slow, keys, found = SlowLayer(layer), [], []
+        slow, keys, results = SlowLayer(layer), [], []
         for t, vector in enumerate(made):
             x = normed(vector, mid.hidden_norm if number == 0 else layer.input_layernorm)
             if number == 0:
                 x = torch.cat([normed(embedding[spelled[t]], mid.input_layernorm), x])
             keys.append(slow.key(x, t))
-            found.append(slow.out(x, vector, t, keys, []))
-        made = found
+            results.append(slow.out(x, vector, t, keys, []))
+        made = results
     return made[pair:]
 
 
@@ -101,10 +101,10 @@ def test_training_sees_what_decoding_sees() -> None:
     objective = build(of)
     batch = opened(of, network.drafter(objective.net, of), prompt, 4)
     with torch.no_grad():
-        found = batch.drafting._logits(batch.view(), 4)[0]
+        result = batch.drafting._logits(batch.view(), 4)[0]
         made = outputs(of, objective, [*prompt, int(batch.root[0])], len(prompt) - 1, 4)
         expected = torch.stack([objective.net.lm_head(normed(m, objective.net.norm)) for m in made])
-    torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-8)
+    torch.testing.assert_close(result, expected, rtol=1e-8, atol=1e-8)
 
 
 def test_a_mask_sees_nothing_that_is_to_come(monkeypatch: pytest.MonkeyPatch) -> None:

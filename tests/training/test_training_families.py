@@ -47,18 +47,18 @@ def test_compiled_passes_stop_no_gradient(method: str, dtype: torch.dtype) -> No
     model, batch = build("llama", dtype, **size), pack(documents(), 64)
     options = {"draft_vocab": 40} | ({"taps": (0, 1, 2)} if method == "eagle3" else {})
     options |= {"share_head": True} if method == "medusa" else {}
-    found = []
+    results = []
     for target in (HFTarget(model), ModuleTarget(model)):
         torch.manual_seed(3)
         objective = objectives.build(method, target, documents(), options).train()
         seen = see(HFTarget(model), batch, objective.taps)
         loss, weight, _ = objective(batch, seen, 1)
         (loss / weight).backward()
-        found.append({name: p.grad for name, p in objective.named_parameters() if p.grad is not None})
-    assert found[0].keys() == found[1].keys()
-    assert any(bool(grad.any()) for grad in found[0].values())
-    for name, grad in found[0].items():
-        torch.testing.assert_close(found[1][name], grad, rtol=1e-4, atol=1e-6)
+        results.append({name: p.grad for name, p in objective.named_parameters() if p.grad is not None})
+    assert results[0].keys() == results[1].keys()
+    assert any(bool(grad.any()) for grad in results[0].values())
+    for name, grad in results[0].items():
+        torch.testing.assert_close(results[1][name], grad, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("method", ["medusa", "medusa2", "hydra", "eagle", "hass", "eagle3"])

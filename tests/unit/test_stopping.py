@@ -24,10 +24,10 @@ def table(tokenizer: Any) -> Detokenizer:
 
 @pytest.fixture(scope="module")
 def ids(tokenizer: Any) -> list[int]:
-    found = tokenizer(TEXT)["input_ids"]
-    assert tokenizer.decode(found) == TEXT
-    assert any("\ufffd" in tokenizer.decode([t]) for t in found), "some tokens are half a character"
-    return found
+    results = tokenizer(TEXT)["input_ids"]
+    assert tokenizer.decode(results) == TEXT
+    assert any("\ufffd" in tokenizer.decode([t]) for t in results), "some tokens are half a character"
+    return results
 
 
 def before(text: str, stops: tuple[str, ...]) -> str:
@@ -156,7 +156,7 @@ def stream_of(table: Detokenizer, *stops: str) -> TextStream:
     return Stop(strings=stops, detokenizer=table).stream([])
 
 
-def test_whole_characters_are_not_held_back(tokenizer: Any, table: Detokenizer) -> None:
+def test_complete_characters_are_not_held_back(tokenizer: Any, table: Detokenizer) -> None:
     stream = stream_of(table)
     apple = in_bytes(tokenizer, "a🍎b")
     assert [stream.push([t]) for t in apple] == ["a", "", "", "", "🍎", "b"]

@@ -75,16 +75,16 @@ def any_division_gives_the_same(tokenizer: Any) -> None:
         stop = Stop(frozenset(), tuple(stops), 1000, table, dice.choice([0, 0, 3]))
         kept, reason = plain = stopped(stop, [[token] for token in ids], prompt)
         ended += reason == "stop"
-        whole = stop.text(prompt, kept)
+        full = stop.text(prompt, kept)
         for _ in range(4):
             assert stopped(stop, chunks_of(ids, dice), prompt) == plain
             stream, shown = stop.stream(prompt), ""
             for piece in chunks_of(kept, dice):
                 shown += stream.push(piece)
-                assert whole.startswith(shown), "no character that would have to be taken back"
-            assert shown + stream.flush() == whole
+                assert full.startswith(shown), "no character that would have to be taken back"
+            assert shown + stream.flush() == full
         if reason is None:
-            assert whole == text
+            assert full == text
     assert ended > 5
 
 
@@ -211,7 +211,7 @@ def test_a_stop_at_the_end_of_a_long_run_of_bytes_is_seen(tokenizers: dict[str, 
     assert stop.text([], ids[:33]) == "漢" * 10
 
 
-def test_whole_characters_before_a_cut_one_are_shown(tokenizers: dict[str, Any]) -> None:
+def test_complete_characters_before_a_cut_one_are_shown(tokenizers: dict[str, Any]) -> None:
     tokenizer = tokenizers[FALLBACK]
     ids = in_bytes(tokenizer, "漢字")[:-1]
     stop = Stop(detokenizer=detokenizer(tokenizer))

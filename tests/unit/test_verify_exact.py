@@ -173,8 +173,8 @@ def test_block_accepts_more_than_token_by_token(form: Form) -> None:
 def test_acceptance_of_a_chain_is_the_overlap(form: Form) -> None:
     """Leviathan et al. 2023, Theorem 3.5: beta = sum of min(p, q)."""
     w = world("random", seed=9)
-    found = outcomes(form.rejection, sampled((1,)), w, ())
-    beta = sum(p for tokens, p in found.items() if len(tokens) == 2)
+    result = outcomes(form.rejection, sampled((1,)), w, ())
+    beta = sum(p for tokens, p in result.items() if len(tokens) == 2)
     p, q = w.p(()), w.q(np.array([0]), 0)[0]
     assert beta == pytest.approx(float(np.minimum(p, q).sum()), abs=1e-12)
 
@@ -190,8 +190,8 @@ def test_a_bound_on_the_depth_stays_exact(form: Form) -> None:
     for bound in (0, 1):
         for rule, draft in ((form.rejection, sampled((2, 1))), (form.block, sampled((1, 1)))):
 
-            def bounded(tree, logits, law, chance, depth, rule=rule, bound=bound):
-                verdict = rule(tree, logits, law, chance, min(bound, depth))
+            def bounded(tree, logits, warp, chance, depth, rule=rule, bound=bound):
+                verdict = rule(tree, logits, warp, chance, min(bound, depth))
                 assert max(map(len, verdict.paths)) <= bound + 1
                 return verdict
 
@@ -215,17 +215,17 @@ def test_ragged_rows_in_one_batch(form: Form) -> None:
         out = []
         for script_row in range(len(chance)):
             beside = Beside(chance, script_row, which)
-            verdict = form.rejection(together, output, law, beside, 3)
+            verdict = form.rejection(together, output, warp, beside, 3)
             out.append(emitted(together, verdict)[which])
         return out
 
     output = w.output(together, ())
-    law = lambda logits, d, path: w.law(logits, (), path)  # noqa: E731
+    warp = lambda logits, d, path: w.law(logits, (), path)  # noqa: E731
     for which in range(len(trees)):
-        found: dict[Text, float] = {}
+        results: dict[Text, float] = {}
         for tokens, weight in explore(run):
-            found[tokens] = found.get(tokens, 0.0) + weight
-        assert found == pytest.approx(alone(which), abs=1e-12)
+            results[tokens] = results.get(tokens, 0.0) + weight
+        assert results == pytest.approx(alone(which), abs=1e-12)
 
 
 class Beside(Branches):
@@ -244,21 +244,21 @@ class Beside(Branches):
 
 
 @EVERY_FORM
-def test_rounded_laws_stay_close(form: Form) -> None:
+def test_rounded_distributions_stay_close(form: Form) -> None:
     """float32 laws whose sums are off by rounding: the rules normalise and stay within rounding of the truth."""
     w = world("near", v=4, seed=2, length=2)
 
-    def rule(tree, logits, law, chance, depth):
+    def rule(tree, logits, warp, chance, depth):
         tree = replace(tree, q=None if tree.q is None else tree.q.astype(np.float32) * np.float32(1.0001))
         return form.rejection(
-            tree, logits, lambda z, d, path: law(z, d, path).astype(np.float32) * np.float32(0.9999), chance, depth
+            tree, logits, lambda z, d, path: warp(z, d, path).astype(np.float32) * np.float32(0.9999), chance, depth
         )
 
     assert bias(rule, sampled((2, 1)), w) < 1e-6
 
 
 @EVERY_FORM
-def test_the_checker_sees_the_whole_mass(form: Form) -> None:
+def test_the_checker_covers_all_probability_mass(form: Form) -> None:
     w = world("zeros", seed=6)
     for draft in (sampled((2, 2)), guessed(0, 6)):
         assert sum(joint(form.rejection, draft, w).values()) == pytest.approx(1, abs=1e-12)
