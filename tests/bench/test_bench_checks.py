@@ -81,7 +81,7 @@ class SameTime(Honest):
 
 
 class Before(Honest):
-    """Says that its prompts took longer than the whole call, so that its decoding takes no time."""
+    """Reports that its prompts took longer than the full call, so that its decoding takes no time."""
 
     def change(self, answer: Answer, prompts: Sequence[Sequence[int]], ask: Ask) -> Answer:
         return replace(answer, prefill=1e3 + self.calls)
@@ -155,7 +155,7 @@ def test_counting_too_many_tokens_is_caught(tmp_path: Path) -> None:
 
 
 def test_ties_that_rounding_turned_are_no_fault(tmp_path: Path) -> None:
-    """Two texts that part where the target has no preference: told, with the margin, and not held against a method."""
+    """Texts that part at a tie of the target: reported, with the margin, and not counted against a method."""
     lab = Lab(tmp_path, turns=(1,))
     target = lab.target
     ids = lab.runner().ids(lab.task, lab.task.prompts[0], [])

@@ -73,7 +73,7 @@ def test_a_run_that_is_broken_off_goes_on(tmp_path: Path) -> None:
 
 
 def test_more_prompts_later(tmp_path: Path) -> None:
-    """A second run that asks for other prompts keeps what it can use, by the prompts and not by their numbers."""
+    """A second run with other prompts keeps what it can use, by the prompts and not by their indices."""
     made = lab(tmp_path, turns=(1,) * 6)
     full, methods = made.task, [NONE, LOOKUP]
     made.task = replace(full, prompts=full.prompts[::2])

@@ -1,4 +1,4 @@
-"""What sampling costs: laws over larger vocabularies, shares and bars, and one run on the demo target."""
+"""What sampling costs: distributions over larger vocabularies, shares and bars, and one run on the demo target."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_bars_are_for_one_setting_and_two_sizes() -> None:
 def test_every_setting_is_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What is timed is the engine's own draw, of other laws and at other positions each time."""
+    """What is timed is the engine's own draw, of other distributions and at other positions each time."""
     judged: dict[tuple[int, int, str], list[list[int]]] = {}
 
     def judge(batch, question):  # type: ignore[no-untyped-def]

@@ -1,4 +1,4 @@
-"""Which engines decode side by side by rows and context, from which text, and what bad input is told."""
+"""Which engines decode side by side by rows and context, from which text, and how bad input is refused."""
 
 from __future__ import annotations
 

@@ -255,7 +255,7 @@ def test_a_text_that_does_not_earn_its_reading_is_not_read() -> None:
 
 
 def test_reading_for_a_try_is_paid_for() -> None:
-    """A full batch whose drafter is never right and reads, when it is asked, what all rows wrote since: with rows that
+    """A full batch whose drafter is never right and reads, when it drafts, what all rows wrote since: with rows that
     come and go all the time, tries and their reading cost what tries may."""
     budget, lost, unread = AdaptiveBudget(), 0.0, 0
     for i in range(4000):

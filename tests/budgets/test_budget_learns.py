@@ -1,7 +1,7 @@
 """The automatic budget on machines of known cost: after twenty rounds what it chooses is near the best fixed depth.
 
-No clock: times come from a table, with a tenth of noise from a seeded generator, and acceptance from known laws. What a
-choice is worth is not what chance gave but what it gives on average: E(D) tokens for t(D) passes.
+No clock: times come from a table, with a tenth of noise from a seeded generator, and acceptance from known chances. A
+choice is judged not by what it happened to yield but by what it yields on average: E(D) tokens for t(D) passes.
 """
 
 from __future__ import annotations

@@ -144,7 +144,7 @@ def test_nodes_that_a_free_draft_has_too_were_not_added() -> None:
 
 
 class EveryThird(Gate):
-    """Asks in every third round, and remembers what it was told."""
+    """Drafts in every third round, and remembers what it observed."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -55,7 +55,7 @@ def tensors(markov: bool = False, second: bool = False) -> dict[str, Tensor]:
 
 
 def mixed(p: dict[str, Tensor], name: str, side: int, given: Tensor, y: Tensor) -> Tensor:
-    """One of DFlash 2's convolutions of the slots y, with the weights that `given` asks for; y where there is none."""
+    """One of DFlash 2's convolutions of the slots y, with the weights that `given` selects; y where there is none."""
     if f"{name}.base_kernel" not in p:
         return y
     made = []

@@ -20,7 +20,7 @@ from outrider import InputError, cli
 
 
 def spoilt(to: Path, what: str, value: float) -> Path:
-    """The demo model with such numbers in the tensors of this name."""
+    """The demo model with such values in the tensors of this name."""
     shutil.copytree(str(files("outrider") / "demo" / "target"), to)
     tensors = {name: tensor.clone() for name, tensor in load_file(to / "model.safetensors").items()}
     for name in tensors:

@@ -128,7 +128,7 @@ def test_info(run: Run) -> None:
 
 @pytest.mark.process
 def test_the_package_runs_as_a_module_and_completes_in_a_shell() -> None:
-    """What a shell asks for at TAB: commands, and the options of one, without torch."""
+    """What a shell completes at TAB: commands, and the options of one, without torch."""
     module = [sys.executable, "-m", "outrider"]
     done = subprocess.run([*module, "--version"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -72,9 +72,7 @@ def test_commands_change_how_answers_are_drawn(talk: chat.Talk, capsys: pytest.C
     assert chat.completions("/re", 1) is None
 
 
-def test_errors_are_shown_and_the_conversation_goes_on(
-    talk: chat.Talk, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_errors_are_shown_and_the_conversation_goes_on(talk: chat.Talk, capsys: pytest.CaptureFixture[str]) -> None:
     lines = ["/compare", "/what", "/seed x", "/drafter nonsense", "cat " * 200, "/temperature -1", PROMPT, "/quit", "x"]
     chat.converse(talk, iter(lines))
     err = capsys.readouterr().err.splitlines()

@@ -208,7 +208,7 @@ def test_prompts_come_from_stdin(run: Run, folder: str, monkeypatch: pytest.Monk
 def test_a_lone_model_is_not_continued_as_text(
     run: Run, folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its prompt is read from a stdin that is no terminal; on a terminal it is asked for."""
+    """Its prompt is read from a stdin that is no terminal; on a terminal one is required."""
     monkeypatch.chdir(tmp_path)
 
     class Terminal(io.StringIO):

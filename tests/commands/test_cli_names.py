@@ -156,7 +156,7 @@ def test_every_command_is_walked() -> None:
 
 
 def test_every_drafter_that_has_weights_is_known_to_the_check() -> None:
-    """Those whose file has a NETWORK must be asked for with their weights."""
+    """Those whose file has a NETWORK must be named with their weights."""
     networks = {name for name in plugins.ours("drafters") if hasattr(plugins.module("drafters", name), "NETWORK")}
     assert set(loading.NETWORKS) == networks
     for name in (*loading.CORPUS, *loading.MODELS):

@@ -104,7 +104,7 @@ def test_a_full_disk_leaves_nothing_of_a_training_without_a_result(run: Run, siz
 
 
 def test_a_full_disk_keeps_the_drafter_that_a_training_has_written(run: Run, tmp_path: Path) -> None:
-    """The drafter has 1.9 MB and the checkpoint 5.6 MB; with more room the same command goes on from the beginning."""
+    """The drafter has 1.9 MB and the checkpoint 5.6 MB; with more space the same command starts over."""
     out = tmp_path / "run"
     with full_disk(3_000_000):
         refused(run(*TRAIN, "--out", str(out), "--json"))

@@ -1,4 +1,4 @@
-"""A row whose logits are not numbers fails alone: its neighbours and whoever gets its place write their own text."""
+"""A row whose logits are NaN fails alone: its neighbours and the next row in its slot write their own text."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_only_that_row(poisoned: World, name: str) -> None:
 
 
 def test_processors_beside_penalties(world: World) -> None:
-    """A row with a processor takes nothing from its neighbour's law."""
+    """A row with a processor does not change its neighbour's distribution."""
     sampling = Sampling(0.8, repetition_penalty=1.4, frequency_penalty=0.5, logit_bias={3: 2.0})
     engine = world.engine(drafters.load("lookup", world.target))
     alone = outputs(engine, [Request(PROMPTS[0], 3, 25, sampling)])

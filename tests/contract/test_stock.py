@@ -115,7 +115,7 @@ def test_the_users_own_processor_and_criterion(world: World) -> None:
 
 
 class Counts(LogitsProcessor):
-    """Counts the tokens that it is asked about."""
+    """Counts the tokens that it is called for."""
 
     asked = 0
 
@@ -272,7 +272,7 @@ def test_threads_call_generate_on_one_model(world: World) -> None:
 
 
 def test_nothing_walks_the_stack() -> None:
-    """What was asked comes by arguments, or not at all."""
+    """Options come by arguments, or not at all."""
     assert "_getframe" not in inspect.getsource(inspect.getmodule(outrider.custom_generate))  # type: ignore[arg-type]
 
 

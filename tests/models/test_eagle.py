@@ -1,4 +1,4 @@
-"""EAGLE and EAGLE-3: oracles, wrong checkpoints, real families, the laws of the rejection rule, refusals."""
+"""EAGLE and EAGLE-3: oracles, wrong checkpoints, real families, the distribution under rejection, refusals."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_the_known_good_drafter_is_accepted_to_full_depth(name: str, tree: str, 
 @pytest.mark.parametrize("tree", ["static", "chain"])
 @pytest.mark.parametrize("name", MAKE)
 def test_under_rejection_a_drafter_of_the_targets_distribution_is_accepted(name: str, tree: str) -> None:
-    """A sampled chain from the target's own law is never refused; in a tree, the first child never."""
+    """A sampled chain from the target's own distribution is never rejected; in a tree, the first child never."""
     make, module = MAKE[name]
     target, net = make()
     for row in decode(target, module.drafter(net, target, TREES[tree]), 1.0, "rejection"):
@@ -239,7 +239,7 @@ def _round(rows: Any, chunk: Any, path: Any, upcoming: Any) -> Round:
     return Round(rows, chunk.tree, chunk.output, path, upcoming, [[] for _ in range(len(rows))])
 
 
-# --- the laws of the rejection rule
+# --- the distribution under rejection
 
 
 @pytest.fixture(scope="module")

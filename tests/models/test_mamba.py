@@ -139,7 +139,7 @@ def test_sampled_trees_keep_their_distributions(kind: str, replacement: bool, ta
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_target_that_agrees_accepts_everything(kind: str, temperature: float, tmp_path: Path) -> None:
-    """A target of one token's memory, and a Mamba whose state says nothing, so that both have the same law."""
+    """A target of one token's memory, and a Mamba whose state has no effect: their distributions are equal."""
     torch.manual_seed(5)
     config = LlamaConfig(
         vocab_size=VOCAB, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
@@ -303,7 +303,7 @@ def test_what_cannot_be_loaded(target: Target, tmp_path: Path) -> None:
 
 
 def one_step(made: Any, device: str) -> tuple[MambaDrafter, Slab, Tensor, Tensor]:
-    """A drafter of this network, a slab of two rows, and tokens and parents of three nodes each."""
+    """A drafter of this network, states of two rows, and tokens and parents of three nodes each."""
     drafter = MambaDrafter(made, Same(VOCAB, VOCAB), drafters._growth.Growth())
     slab = Slab.like(ssm.empty(made, 2), 8)
     tokens = torch.ones(6, 1, dtype=torch.long, device=device)

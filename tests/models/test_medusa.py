@@ -140,7 +140,7 @@ def test_heads_off_by_one_are_never_accepted(shift: int, tmp_path: Path) -> None
 @pytest.mark.parametrize("rule", ["coupled", "rejection"])
 @torch.no_grad()
 def test_proposals_are_the_heads_best(rule: str, tmp_path: Path) -> None:
-    """After a few rounds, each row's tree holds what the stock model's feature at its last token asks for."""
+    """After a few rounds, each row's tree holds what the heads predict from the stock model's last feature."""
     model = build("llama")
     target = load_target(model)
     net = random_net(medusa.MedusaConfig(VOCAB, 32))

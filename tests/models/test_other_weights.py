@@ -1,4 +1,4 @@
-"""A drafter that was trained beside other weights than those it drafts for: it works, and its user is told."""
+"""A drafter that was trained beside other weights than those it drafts for: it works, with a warning."""
 
 from __future__ import annotations
 
@@ -62,7 +62,9 @@ def texts(target: HFTarget, spec: str) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("method", ["eagle", "medusa", "hydra"])
-def test_other_weights_are_reported_and_drafted_for(method: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_other_weights_are_reported_and_drafted_for(
+    method: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     spec = trained(loaded(torch.float32), tmp_path / "d", method)
     assert not said(spec, loaded(torch.float32), caplog)
     other = loaded(torch.float32, 0.25)

@@ -38,7 +38,7 @@ def network(seed: int = 70, **changes: Any) -> Any:
 
 
 def memoryless() -> tuple[Oracle, Any]:
-    """A target of one law and one feature, and the network whose masks say the same as its pairs: what is drafted can
+    """A target of one distribution and one feature, and the network whose masks equal its pairs: what is drafted can
     only be refused if noise, positions or q are wrong."""
     net, vector = network(), oracle.random(HIDDEN, seed=5)
 

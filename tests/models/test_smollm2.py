@@ -118,7 +118,7 @@ def test_inside_transformers() -> None:
 
 
 def test_a_mamba_with_another_tokenizer_inside_vllm(models: Models) -> None:
-    """Also where vLLM is told to go without the target's, as `outrider parity` does."""
+    """Also where vLLM runs without the target's, as `outrider parity` does."""
     plain = models.llm()
     prompt = plain.encode(COUNT)
     (text,) = plain.generate([prompt], max_new_tokens=24, ignore_eos=True)

@@ -122,7 +122,7 @@ def test_chains_are_those_of_our_own_engine(specs: list[str], target: Any, model
         expected = dict(chains)
         assert len(play.drafts) > 5
         for _, length, chain in play.drafts:
-            if len(prompt) + NEW - length > TOKENS:  # at its end our engine drafts no more than there is room for
+            if len(prompt) + NEW - length > TOKENS:  # at its end our engine drafts no more than fits
                 assert chain == expected[length]
         accepted, drafted = accepted + play.accepted, drafted + sum(len(c) for _, _, c in play.drafts)
     assert drafted > 20 or specs == ["none"]

@@ -71,7 +71,7 @@ WARNINGS = "-Wall", "-Wextra", "-Wvla", "-Werror"
 
 @pytest.mark.parametrize("build", BUILDS)
 def test_the_code_compiles_without_warnings(build: list[str]) -> None:
-    """Nor are there arrays whose size only the request tells: what a call works in is allocated before it."""
+    """Nor are there variable-length arrays: a call's workspace is allocated before it."""
     flags = [flag for flag in FLAGS if flag != "-shared"]
     subprocess.run(["gcc", *flags, *build, *WARNINGS, "-fsyntax-only", str(SOURCES / "pass.c")], check=True)
 

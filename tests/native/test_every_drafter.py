@@ -66,7 +66,7 @@ def plain(model: str, options: tuple[tuple[str, str], ...], code: object) -> out
 
 
 def same_as_plain(model: str, drafter: str, budgets: tuple[str, ...], count: int, **more: str) -> None:
-    """Texts of one row and of three, for each law and budget."""
+    """Texts of one row and of three, for each sampling and budget."""
     budgets = budgets[:BUDGETS]
     drafted = [outrider.load(model, drafter, budget=budget, **more) for budget in budgets]
     alone = plain(model, tuple(more.items()), library("bfloat16", "bfloat16"))

@@ -195,7 +195,7 @@ def test_names_of_transformers_5(tmp_path: Path, case: str) -> None:
 
 @torch.no_grad()
 def test_experts_in_mxfp4(tmp_path: Path) -> None:
-    """Blocks and exponents as the hub keeps them, against the numbers that transformers makes of them."""
+    """Blocks and exponents as the hub keeps them, against transformers' dequantised values."""
     model, dice = made("gpt_oss", torch.bfloat16), np.random.default_rng(1)
     state = {k: v.clone() for k, v in model.state_dict().items()}
     for name, tensor in model.state_dict().items():
@@ -249,7 +249,7 @@ def wide(arch: str) -> Any:
 @pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0", "Q4_K", "Q6_K", "MXFP4"])
 @pytest.mark.parametrize("arch", GGUFS)
 def test_files_whose_experts_are_stacked(tmp_path: Path, arch: str, kind: str) -> None:
-    """The stock model is the one that the file's numbers make."""
+    """The stock model of the file's dequantised weights."""
     source = wide(arch)
     file = write(tmp_path / "m.gguf", source, kind, arch=arch)
     target, model = load(file, "float32"), gguf.read(file, "float32")[0]

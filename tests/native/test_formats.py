@@ -1,4 +1,4 @@
-"""Every kind of a GGUF's tensors: the numbers are gguf-py's, bit for bit, whatever the blocks hold."""
+"""Every format of GGUF tensors dequantises as gguf-py does, bit for bit, whatever the blocks hold."""
 
 from __future__ import annotations
 

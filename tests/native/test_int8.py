@@ -298,7 +298,7 @@ def test_a_row_does_not_depend_on_its_neighbours(code: Library, name: str) -> No
 
 
 def test_rounded_weights_are_the_nearest_of_eight_bits(code: Library) -> None:
-    """Of numbers, and of a file's blocks: symmetric, the largest magnitude of 32 becoming 127."""
+    """Of floats, and of a file's blocks: symmetric, the largest magnitude of 32 becoming 127."""
     for case in (matrix("Q5_K", 21, 512), Case("F32", random_floats(21, 96), 96)):
         data = np.zeros(code.int8_bytes(8, 21, case.width), np.uint8)
         given = np.ascontiguousarray(case.rows)

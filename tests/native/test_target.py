@@ -97,7 +97,7 @@ def same(ours: NativeTarget, theirs: ModuleTarget, vocab: int = 97) -> None:
 
 
 def dequantised(file: Path, dtype: str) -> ModuleTarget:
-    """Passes over the numbers that a file's blocks stand for."""
+    """Passes over a file's dequantised weights."""
     return ModuleTarget(gguf.read(file, dtype)[0])
 
 
@@ -154,7 +154,7 @@ GGUFS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("kind", ["F32", "Q8_0", "Q4_K"])
 @pytest.mark.parametrize("name", GGUFS)
 def test_every_family_of_gguf(tmp_path: Path, name: str, kind: str) -> None:
-    """The stock model is the one that the file was made of, or of its quantised numbers."""
+    """The stock model is the one that the file was made of, or of its dequantised weights."""
     sizes = {"hidden_size": 256, "intermediate_size": 512, "initializer_range": 0.05, "max_position_embeddings": 2048}
     if name == "smollm3":
         sizes["no_rope_layers"] = None

@@ -35,7 +35,7 @@ def test_a_text_by_hand() -> None:
     plain = farm([Server(Plain(), FixedBudget(1, 0), 1)], [text], math.inf, clients=1)
     assert plain.speed == pytest.approx(5 / 2.5)
     assert plain.tokens_per_second == pytest.approx(6 / 3.5)
-    # Two drafted tokens: 1 -> 4 (both right), 4 -> 6 (one right, and the last round has room for one draft).
+    # Two drafted tokens: 1 -> 4 (both right), 4 -> 6 (one right, and one draft fits into the last round).
     drafted = farm([Server(Plain(), FixedBudget(3, 2), 1)], [text], math.inf, clients=1)
     assert drafted.speed == pytest.approx(5 / (0.7 + 0.6))
     assert drafted.depth == pytest.approx(1.5)

@@ -117,7 +117,7 @@ def test_a_session_holds_its_keys_and_values(models: Models, text: list[int]) ->
     for n in LENGTHS:
         session = running(models, "none", [text[:n]]).session
         assert isinstance(session, TreeSession)
-        slots = n + 64 + 64  # prompt, new tokens, room for a tree
+        slots = n + 64 + 64  # prompt, new tokens, slots of a tree
         assert session.cache.bytes == 24 * 2 * 64 * 4 * min(1024, slots), "layers, keys and values, width, float32"
         assert session.cache.bytes <= held(session) <= session.cache.bytes + 4096, "and a few numbers"
         sizes.append(held(session))

@@ -334,7 +334,7 @@ def test_refused_costs(text: str, why: str) -> None:
 
 
 def test_a_prediction_by_hand() -> None:
-    """Passes of 1 s (10 nodes or fewer) or n / 10 s, no cost of context: all numbers in one's head."""
+    """Passes of 1 s (10 nodes or fewer) or n / 10 s, no cost of context: by mental arithmetic."""
     cost = Cost("round", parameters=1, bandwidth=1, flops=20, bytes=1)
     first = Run(Usage(prompt_tokens=5, new_tokens=9, rounds=2, draft_seconds=1.0), ((8, 5), (20, 9)))  # 8 s -> 1 + 2
     second = Run(Usage(prompt_tokens=3, new_tokens=5, rounds=4), ((1, 3), (1, 4), (1, 5), (1, 6)))  # 4 s -> 4

@@ -1,4 +1,4 @@
-"""Leviathan's formulas: the paper's own numbers, their limits, simulation, and the two generalisations."""
+"""Leviathan's formulas: the paper's own figures, their limits, simulation, and the two generalisations."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def quick(monkeypatch: pytest.MonkeyPatch, distributions: tuple[enumeration.Exac
 
 
 def deviations(tiny: Tiny, drafter: Any, rule: str, params: Sampling, samples: int = 1000, shape: Any = None) -> float:
-    """The p-value of one prompt's pairs under one params."""
+    """The p-value of one prompt's pairs under one sampling."""
     engine = tiny.llm(drafter).engine(rule, FixedBudget(16, 3, shape))
     with torch.no_grad():
         cells = draws.exact_cells(engine.target.model, PROMPTS[0], params, samples)  # type: ignore[attr-defined]
@@ -178,7 +178,7 @@ def test_the_rules_in_numpy_are_enumerated_without_torch() -> None:
 
 @dataclass(frozen=True)
 class Bigram(Drafter):
-    """A drafter with a params of its own, of the last token alone: sampled, or spoilt."""
+    """A drafter with a distribution of its own, given the last token alone: sampled, or spoilt."""
 
     how: str  # honest | pruned | top-k
     taps: tuple[int, ...] = ()
@@ -293,7 +293,7 @@ def test_holm() -> None:
     ("params", "samples"), [(HOT, 300), (HOT, 10_000), (Sampling(0.3), 500), (Sampling(1.0, top_p=0.5), 1000)]
 )
 def test_a_cell_is_the_sum_of_its_pairs(tiny: Tiny, params: Sampling, samples: int) -> None:
-    """Every pair goes to one cell, and a cell's params is the sum of its pairs'."""
+    """Every pair goes to one cell, and a cell's probability is the sum of its pairs'."""
     model: Any = tiny.target
     sums: dict[int, float] = {}
     with torch.no_grad():

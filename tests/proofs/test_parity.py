@@ -231,7 +231,7 @@ def test_progress_is_reported(model: Path, drafter: Path) -> None:
 
 
 def test_the_script_under_vllms_python(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a vLLM of our own making: what it is asked, in which groups, and how its counts are read."""
+    """With a vLLM of our own making: what it is called with, in which groups, and how its counts are read."""
     asked: list[dict[str, Any]] = []
     make = types.SimpleNamespace
 

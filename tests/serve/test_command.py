@@ -74,7 +74,7 @@ def test_names_of_other_servers_options(serve: Any) -> None:
     assert (service.name, service.scheduler.rows) == ("mine", 5)
 
 
-def test_a_server_whose_drain_timed_out_exits_with_1(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_servers_exit_code_is_the_commands(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "run", lambda *_: 143)
     assert main(["serve", "demo", "--port", "0"]) == 143
 

@@ -1,4 +1,4 @@
-"""`echo` with `logprobs`: the prompt's own tokens, scored by the law that judges what is written."""
+"""`echo` with `logprobs`: the prompt's own tokens, scored by the distribution that generates text."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def complete(served: Served, status: int = 200, **more: Any) -> Any:
 
 
 def stock(llm: LLM, ids: list[int]) -> torch.Tensor:
-    """The law of every token but the first, [n - 1, v], by one pass of the stock model."""
+    """The distribution of every token but the first, [n - 1, v], by one pass of the stock model."""
     with torch.no_grad():
         logits = llm.target.model(torch.tensor([ids])).logits[0, :-1]  # type: ignore[attr-defined]
     return logits.float().log_softmax(-1)
@@ -64,7 +64,7 @@ def test_logprobs_are_those_of_the_stock_model(served: Served, llm: LLM) -> None
 
 
 def test_a_token_has_the_logprob_that_it_had_when_it_was_written(served: Served, llm: LLM) -> None:
-    """Bit for bit where the target's passes are exact: whoever scores a text that was written here gets its numbers."""
+    """Bit for bit where the target's passes are exact: scoring a text that was written here gives its logprobs."""
     prompt = llm.encode(STORY)
     made = complete(served, echo=False, max_tokens=50, temperature=0.8, seed=3, ignore_eos=True, return_token_ids=True)
     written = made["choices"][0]

@@ -121,7 +121,7 @@ def test_a_body_that_is_too_large(served: Served) -> None:
 
 
 def test_ten_thousand_waiting(llm: LLM, loaded: Any, start: Serve) -> None:
-    """The waiting room has an end; whoever is let in is answered, the others are told when to come again."""
+    """The queue is bounded; accepted requests are answered, the others get 429 with Retry-After."""
     served = start(service_of(llm, loaded, "demo", rows=2, queue=4))
     scheduler: Scheduler = served.service.scheduler
     refusals, lock, answers = [0], threading.Lock(), []
@@ -164,7 +164,7 @@ def test_ten_thousand_waiting(llm: LLM, loaded: Any, start: Serve) -> None:
 
 
 def test_more_texts_than_places(llm: LLM, loaded: Any, start: Serve) -> None:
-    """Free rows are places too; what could never be taken is refused for good, not asked to come again."""
+    """Free rows are places too; what never fits is refused without Retry-After."""
     served = start(service_of(llm, loaded, "demo", rows=2, queue=1))
     assert len(served.post(PATH, {**ASKED, "max_tokens": 3, "n": 3})["choices"]) == 3
     error = served.post(PATH, {**ASKED, "n": 4}, 400)["error"]
@@ -211,7 +211,7 @@ def test_a_drafter_that_fails(llm: LLM, loaded: Any, start: Serve) -> None:
 
 
 def test_a_round_that_fails(llm: LLM, loaded: Any, start: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As when memory runs out: its rows are told, and the next ones are served."""
+    """As when memory runs out: its rows fail with a reason, and the next ones are served."""
     served = start(service_of(llm, loaded, "demo"))
     text = expected(served)
     from outrider.engine import Batch
@@ -278,8 +278,10 @@ def test_a_loop_that_hangs_is_reported(served: Served, monkeypatch: pytest.Monke
     assert served.idle()
 
 
-def test_a_loop_that_has_ended_is_reported(llm: LLM, loaded: Any, start: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What ran and what waited is told why, nothing more is taken, and /health says it."""
+def test_a_loop_that_has_ended_is_reported(
+    llm: LLM, loaded: Any, start: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Running and waiting requests fail with the reason, no more are accepted, and /health reports it."""
     service = service_of(llm, loaded, "demo", rows=1)
     served, scheduler = start(service), service.scheduler
     readers = [Reader(served.port, PATH, {**LONG, "echo": True}, events=1) for _ in range(2)]
@@ -298,7 +300,7 @@ def test_a_loop_that_has_ended_is_reported(llm: LLM, loaded: Any, start: Serve, 
 
 
 def test_nothing_slow_is_left_for_the_first_request(llm: LLM, loaded: Any) -> None:
-    """The fingerprint looks at all weights, and the detokenizer at many tokens: both are there before anybody asks."""
+    """The fingerprint looks at all weights, and the detokenizer at many tokens: both are computed before the first request."""
     fresh = replace(llm)
     assert "fingerprint" in vars(service_of(fresh, loaded, "demo"))
     assert "detokenizer" in vars(fresh)

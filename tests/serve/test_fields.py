@@ -1,4 +1,4 @@
-"""Every field of a request reaches what it is about: answers are those of the offline engine that is asked the same."""
+"""Every field of a request has its effect: answers are those of the offline engine with the same options."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SAMPLINGS: list[dict[str, Any]] = [
 
 @pytest.fixture(scope="module")
 def offline(llm: LLM) -> list[str]:
-    """The texts of all laws."""
+    """The texts of all samplings."""
     texts = []
     for fields in SAMPLINGS:
         own = {**fields, "logit_bias": {int(k): v for k, v in fields.get("logit_bias", {}).items()}}

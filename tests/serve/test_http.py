@@ -54,7 +54,7 @@ def test_a_streamed_chat_equals_one_in_one_piece(client: Any, llm: LLM) -> None:
 
 
 def test_every_chunk_has_usage_where_the_option_is_set(client: Any) -> None:
-    """guidellm asks for it."""
+    """guidellm requests it."""
     stream = client.completions.create(
         model="demo", prompt="Once upon a time", max_tokens=20, temperature=0, n=2, stream=True,
         stream_options={"include_usage": True, "continuous_usage_stats": True},

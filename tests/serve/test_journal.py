@@ -87,7 +87,7 @@ def test_the_busy_one(said: Any, llm: LLM, loaded: Any, start: Serve) -> None:
 
 
 def test_a_client_that_leaves(served: Served, said: Any) -> None:
-    """It is told from one that read all, with what was written for it until then."""
+    """It is distinguished from one that read all, with the text written for it until then."""
     reader = Reader(served.port, PATH, LONG, events=4)
     reader.sock.close()
     (line,) = said(1)

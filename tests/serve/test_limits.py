@@ -125,7 +125,7 @@ def test_work_waits_in_bounds_and_who_has_gone_is_dropped() -> None:
 def test_requests_that_wait_for_the_tokenizer_count(
     llm: LLM, loaded: Any, start: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One is read, one waits, and the next is told when to come again; who hangs up leaves its place."""
+    """One is read, one waits, and the next gets 429 with Retry-After; who hangs up frees its place."""
     service = service_of(llm, loaded, "demo", rows=1, queue=1)
     served, hold, reading = start(service), threading.Event(), threading.Semaphore(0)
     encode, prompts = service.encode, list[Any]()

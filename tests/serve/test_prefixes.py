@@ -126,7 +126,7 @@ def test_the_longest_prefix_is_used_and_the_oldest_text_evicted() -> None:
     assert remaining.find(a)[1] == 39, "the last token of a prompt is read"  # type: ignore[index]
     assert remaining.find([*a[: LEAST - 1], 7]) is None
     assert remaining.find(a, "salt") is None
-    remaining.add(c, lambda: kept(c))  # b was not asked for since
+    remaining.add(c, lambda: kept(c))  # b was not used since
     assert [text.tokens[0] for _, text in remaining.texts] == [0, 200]
     remaining.add([*c, 1, 2], lambda: kept([*c, 1, 2]))  # goes on from c, and replaces it
     assert [len(text.tokens) for _, text in remaining.texts] == [40, 42]

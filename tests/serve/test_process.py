@@ -1,4 +1,4 @@
-"""The command itself: killed and started again, its model's folder gone, and told to end while it works."""
+"""The command itself: killed and started again, its model's folder gone, and terminated while it works."""
 
 from __future__ import annotations
 

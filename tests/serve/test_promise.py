@@ -51,7 +51,7 @@ def held_out() -> list[str]:
 
 
 def requests(llm: LLM, count: int) -> list[Request]:
-    """Random prompts, seeds, laws, lengths and ends."""
+    """Random prompts, seeds, samplings, lengths and ends."""
     chance = random.Random(11)
     texts, results = held_out(), []
     for _ in range(count):
@@ -87,7 +87,7 @@ def served(
     scores: dict[int, list[Scored]] | None = None,
 ) -> list[list[int]]:
     """The same through the scheduler, arriving at random; now and then someone leaves in the middle, and every third
-    text pauses at random. `scores` gets the logprobs of those who asked for them."""
+    text pauses at random. `scores` gets the logprobs of requests with them."""
     scheduler = service_of(llm, loaded, "demo", rows=4, queue=10_000).scheduler
     if auto:
         scheduler.engine = replace(scheduler.engine, budget=AdaptiveBudget())

@@ -129,7 +129,7 @@ def test_a_text_that_ends_before_its_grammar_breaks_is_complete(llm: LLM) -> Non
 
 
 class Counted:
-    """llguidance's matcher, and how many masks were asked of it."""
+    """llguidance's matcher, and how many masks it computed."""
 
     def __init__(self, matcher: Any):
         self.matcher, self.masks = matcher, 0

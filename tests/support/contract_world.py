@@ -37,7 +37,7 @@ PROMPTS = [[3, 14, 15, 9, 26, 5, 35, 8, 9, 7, 9, 3, 14, 15], [2, 7, 18, 28], [1]
 
 
 def needs(name: str, folder: str) -> str:
-    """The SPEC by which the contract asks for a drafter. The model is the noisy copy; nets are random ones."""
+    """The SPEC of a drafter in the contract. The model is the noisy copy; nets are random ones."""
     if name == "model":
         return f"model:{folder}?top_k=3"
     if name in contract_weights.MAKERS:

@@ -4,7 +4,7 @@
 every sequence of decisions has been taken once. Drafting draws from the same chance, so its randomness is enumerated
 too. `joint` chains rounds until the first tokens of the text are known and returns their distribution.
 
-A rule here is a function of a batch in numpy. `FORMS` are the two forms of the real rules: the reference, asked row by
+A rule here is a function of a batch in numpy. `FORMS` are the two forms of the real rules: the reference, called row by
 row, and the tensors.
 """
 
@@ -30,7 +30,7 @@ from outrider.params import Sampling
 PLAIN = Sampling(temperature=1.0)
 Text = tuple[int, ...]
 Warp = Callable[[Array, int, Array], Array]  # (logits [b, v], depth of the token, path [b, depth - 1]) -> [b, v]
-Rule = Callable[..., Verdict]  # (tree, logits [b, n, v], law, chance, depth)
+Rule = Callable[..., Verdict]  # (tree, logits [b, n, v], warp, chance, depth)
 Draft = Callable[["Branches", "World", Text], DraftTree]
 
 
@@ -76,7 +76,7 @@ class Branches:
 
 @dataclass
 class OfRow:
-    """The chance of one row, as the reference asks it."""
+    """The chance of one row, as the reference uses it."""
 
     chance: Branches
     row: int
@@ -332,7 +332,7 @@ def outcomes(rule: Rule, draft: Draft, w: World, text: Text) -> dict[Text, float
 
         def warp(logits: Array, d: int, path: Array) -> Array:
             assert path.shape == (len(logits), d - 1)
-            return w.law(logits, text, path)
+            return w.warp(logits, text, path)
 
         return emitted(tree, rule(tree, w.output(tree, text), warp, chance, depth))
 
@@ -348,7 +348,7 @@ def emitted(tree: DraftTree, verdict: Verdict) -> list[Text]:
 
 
 def joint(rule: Rule, draft: Draft, w: World) -> dict[Text, float]:
-    """The law of the text's first `w.length` tokens, round after round."""
+    """The distribution of the text's first `w.length` tokens, round after round."""
     distributions: list[dict[Text, float]] = [
         defaultdict(float) for _ in range(w.length + 1)
     ]  # by length, all rounds merged
@@ -362,7 +362,7 @@ def joint(rule: Rule, draft: Draft, w: World) -> dict[Text, float]:
 
 
 def plain(w: World) -> dict[Text, float]:
-    """The law of plain decoding."""
+    """The distribution of plain decoding."""
     results = {}
     for text in product(range(w.v), repeat=w.length):
         weight = 1.0

@@ -1,4 +1,4 @@
-"""A bench whose target's law is known: a table, letters for tokens, and a clock that passes only when told."""
+"""A bench whose target's distribution is known: a table, letters for tokens, and a clock that only `sleep` moves."""
 
 from __future__ import annotations
 

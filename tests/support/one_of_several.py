@@ -63,7 +63,7 @@ def spread(out: Path, results: dict[str, Any]) -> None:
 
 
 def told(out: Path) -> str:
-    """What a process says when one of the two, in its second step, is asked to end."""
+    """The message of a process when one of the two gets SIGTERM in its second step."""
 
     def kill(step: int) -> None:
         if step == 1 and torch.distributed.get_rank() == 1:

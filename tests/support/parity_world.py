@@ -45,7 +45,7 @@ def target_at(folder: Path) -> Path:
 
 
 def drafter_at(folder: Path) -> Path:
-    """An EAGLE that foretells its own input feature: right wherever the text repeats a token, and at random."""
+    """An EAGLE that predicts its own input feature: right wherever the text repeats a token, and at random."""
     torch.manual_seed(2)
     shape = LayerShape(HIDDEN, 2, 1, 8, 24, HIDDEN)
     net = eagle.EagleNet(eagle.EagleConfig(shape, VOCAB, HIDDEN))
@@ -84,7 +84,7 @@ def shaken(net: Any) -> Any:
 
 
 def engine(job: dict[str, Any]) -> Generator[dict[str, Any]]:
-    """What vLLM is asked to do, the slow way: with nothing, from the EXPORTED folder, or with the drafter inside."""
+    """vLLM's runs, the slow way: with nothing, from the EXPORTED folder, or with the drafter inside."""
     stock = LlamaForCausalLM.from_pretrained(job["target"]).eval()
 
     def greedy(tokens: list[int]) -> int:
@@ -195,7 +195,7 @@ def masks(run: dict[str, Any], stock: Any) -> Any:
 
 
 def inside(run: dict[str, Any], stock: Any) -> Any:
-    """The proposer that vLLM would load, which is told of every text as of one that it has not seen."""
+    """The proposer that vLLM would load, which gets every text as a new one."""
     target = load_target(stock)
     module, _, name = run["speculative"]["model"].rpartition(".")
     asked = config(target, run["additional"]["outrider"], run["speculative"]["num_speculative_tokens"], 64)

@@ -21,7 +21,7 @@ BUDGET = Budget(24, 8)
 
 @dataclass(frozen=True)
 class Table(Target):
-    """A target: a fixed random law given the last two tokens."""
+    """A target: a fixed random distribution given the last two tokens."""
 
     vocab: int = VOCAB
     context: int = 4096

@@ -1,4 +1,4 @@
-"""Products of few sizes: the same numbers, and rows of other lengths multiply nothing of other sizes."""
+"""GEMMs of few sizes: the same values, and rows of other lengths need no GEMM of another size."""
 
 from __future__ import annotations
 

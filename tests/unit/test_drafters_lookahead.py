@@ -81,7 +81,7 @@ def test_guesses_come_first_and_share_the_budget_with_the_window() -> None:
     assert full[1:9] == [[8], [8, 9], [5], [5, 6], [3], [3, 4], [1], [1, 2]]
     assert full[9:] == [[11], [10], [10, 11], [10, 11, 11], [10, 11, 10], [10, 11, 10, 11]]
     half = paths_of(play.propose(Budget(9, 8)))[0]
-    assert half[1:6] == [[8], [8, 9], [5], [5, 6], [3]]  # 8 nodes: 4 of the window's would be room for 2 columns,
+    assert half[1:6] == [[8], [8, 9], [5], [5, 6], [3]]  # 8 nodes: 4 of the window's would fit 2 columns,
     assert half[6:] == [[11], [10], [10, 11]]  # which take 3
     row.pool.clear()
     alone = paths_of(play.propose(Budget(9, 8)))[0]
@@ -91,7 +91,7 @@ def test_guesses_come_first_and_share_the_budget_with_the_window() -> None:
 def test_columns_that_were_not_verified_wait() -> None:
     play = Play(lookahead.load(None, window=4, ngram=3, guesses=1, text=False), [[1, 2, 3]])
     before = [list(level) for level in state(play).levels]
-    new = play.round(Budget(3, 1))[0]  # depth 1 is room for one column
+    new = play.round(Budget(3, 1))[0]  # depth 1 fits one column
     assert len(new) == 1
     after = state(play).levels
     assert [level[1:] for level in after] == [level[1:] for level in before]

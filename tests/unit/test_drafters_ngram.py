@@ -1,4 +1,4 @@
-"""The n-gram drafters: their laws, and what they offer under each rule."""
+"""The n-gram drafters: their distributions, and what they draft under each rule."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_under_rejection_a_sampled_chain_has_its_q() -> None:
 
 
 def test_a_sampled_tree_is_cut_by_the_remaining_length_alone() -> None:
-    play = Play(ngram.load(Table()), PROMPTS, 1.0, rule="rejection", length=11)  # room for 2, 7 and 9 more tokens
+    play = Play(ngram.load(Table()), PROMPTS, 1.0, rule="rejection", length=11)  # 2, 7 and 9 more tokens fit
     tree, shaped = play.propose(Budget(6, 5)), play.propose(Budget(20, 8, shape=(3, 2)))
     assert tree.size.tolist() == [2, 6, 6]
     assert shaped.size.tolist() == [4, 10, 10]
@@ -92,7 +92,7 @@ def test_sampled_tokens_follow_the_distribution() -> None:
 
 
 class Bigram(Table):
-    """The drafter's own law as the target."""
+    """The drafter's own distribution as the target."""
 
     def logits(self, text: list[int]) -> Array:
         return np.log(Counts.of(CORPUS, VOCAB).distribution([text[-1]], 2)[0]).astype(np.float32)

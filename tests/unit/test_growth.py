@@ -227,7 +227,7 @@ def test_the_static_tree_of_eagle_1() -> None:
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("parents", [STATIC, *(tuple(trees.template(s)) for s in ((3, 2, 2), (1, 1, 1), (2, 2)))])
 def test_static_trees(parents: tuple[int, ...], temperature: float, rule: str) -> None:
-    """Children are the best by rank (with the noise), or drawn from laws that are kept, in the siblings' order."""
+    """Children are the best by rank (with the noise), or drawn from a q that is kept, in the siblings' order."""
     view, (first, step) = rows(rule, temperature), steps(13)
     made, fed_as = _growth.static(view, first, step, parents, _growth.Growth(scale=1.5))
     trees.check(made)

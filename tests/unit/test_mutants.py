@@ -325,7 +325,7 @@ class Positional(Branches):
 
 
 def joint_by_position(w: World, gamma: int, shared: bool) -> dict[Text, float]:
-    """The text's law under block verification whose acceptance is keyed by position (not shared: the right way)."""
+    """The text's distribution under block verification whose acceptance is keyed by position (not shared: the right way)."""
     states: list[dict[tuple[Text, Intervals], float]] = [defaultdict(float) for _ in range(w.length + 1)]
     states[0][(), ()] = 1.0
     done: dict[Text, float] = defaultdict(float)
@@ -345,7 +345,7 @@ def explore_positions(w: World, gamma: int, text: Text, known: Intervals, shared
     while scripts:
         chance = Positional(scripts, len(text), known, shared)
         tree = chain(gamma)(chance, w, text)
-        warp: Warp = lambda logits, d, path: w.law(logits, text, path)  # noqa: E731
+        warp: Warp = lambda logits, d, path: w.warp(logits, text, path)  # noqa: E731
         rows = emitted(tree, FORMS[0].block(tree, w.output(tree, text), warp, chance, gamma))
         for tokens, intervals, weight in zip(rows, chance.known, chance.weight, strict=True):
             longer = text + tokens

@@ -24,7 +24,7 @@ EULER = 0.57721566490153286
 
 
 def raw(seeds: list[int], positions: list[int], n: int) -> np.ndarray:
-    """The 32 bits of ids 0..n-1, as unsigned numbers."""
+    """The 32 bits of ids 0..n-1, as unsigned integers."""
     k = noise.keys(seeds, positions, RACE)
     return bits(k[:, :1], k[:, 1:], np.arange(n, dtype=np.uint32))
 

@@ -43,7 +43,7 @@ def rows(kind: str, b: int, v: int, seed: int) -> Tensor:
 @pytest.mark.parametrize("kind", ["random", "flat", "ties", "steps", "equal", "holes", "one", "half"])
 @pytest.mark.parametrize("v", [1, 2, 5, 63, 700, 9001])
 def test_the_token_is_the_reference_s(kind: str, v: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bit for bit, whatever the sizes of candidates and blocks; `among` is also asked where it must say "not sure"."""
+    """Bit for bit, whatever the sizes of candidates and blocks; `among` is also called where it must be undecided."""
     monkeypatch.setattr(nucleus, "LARGE", 0)
     monkeypatch.setattr(nucleus, "BLOCK", 4 if v < 9000 else 64)
     monkeypatch.setattr(nucleus, "FEW", 8)

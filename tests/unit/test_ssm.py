@@ -192,7 +192,7 @@ def test_half_precision_stays_near() -> None:
     assert float((rough.float() - fine).abs().mean()) < 0.05 * float(fine.abs().mean())
 
 
-def test_another_model_type_is_refused() -> None:
+def test_an_unsupported_mamba_is_refused() -> None:
     net = small("mamba", hidden_act="gelu")
     with pytest.raises(InputError, match="gelu"):
         ssm.check(net)

@@ -140,7 +140,7 @@ def test_pool_adjacent_violators() -> None:
 
 @dataclass(frozen=True)
 class Oracle(Drafter):
-    """Its candidate of rank (position + depth) % 3 is right, and what it was asked is written down."""
+    """Its candidate of rank (position + depth) % 3 is right, and its calls are recorded."""
 
     asked: list[tuple[int, int]] = field(default_factory=list)
     deepest: int = 3

@@ -1,4 +1,4 @@
-"""The rules as the engine asks them: the coupled rule against plain decoding, typical acceptance, the real dice.
+"""The rules as the engine calls them: the coupled rule against plain decoding, typical acceptance, the real dice.
 
 `test_verify_exact` has the distributions. Everything runs over the reference and the tensors, which must agree.
 """
@@ -268,7 +268,7 @@ def drawn_tree(rows: Rows, q: Array, shape: tuple[int, ...], replacement: bool) 
 @pytest.mark.parametrize("v", [5, 300])
 @pytest.mark.parametrize("rule", ["coupled", "rejection", "block", "typical"])
 def test_the_forms_of_a_rule_give_the_same_verdict(rule: Rule, v: int, dtype: str) -> None:
-    """On random trees and drawn ones, with every kind of sampling side by side; and compiled code where it is asked."""
+    """On random trees and drawn ones, with every kind of sampling side by side; and compiled code where it applies."""
     code, b, lengths, compiled = library("float32", "float32"), len(SAMPLINGS), set(), 0
     for trial in range(16):
         g, source = random.Random(trial), np.random.default_rng(trial)

@@ -146,7 +146,7 @@ def test_the_drafter_may_be_warped_otherwise(form: Form, warp: Sampling) -> None
 
 @EVERY_FORM
 def test_the_first_token_is_exact_after_an_end_of_text(form: Form) -> None:
-    """An absorbing EOS: its law is a one-hot of itself, so texts end with the right probability at every length."""
+    """An absorbing EOS: its distribution is a one-hot of itself, so texts end with the right probability at every length."""
     w = world("random", v=3, seed=1, length=2)
     for table in w.target[1:]:
         for code in range(len(table)):
@@ -200,7 +200,7 @@ def test_a_bound_on_the_depth_stays_exact(form: Form) -> None:
 
 @EVERY_FORM
 def test_ragged_rows_in_one_batch(form: Form) -> None:
-    """Rows of different shapes, judged together, give the laws they give alone."""
+    """Rows of different shapes, judged together, give the distributions that they give alone."""
     w = world("random", seed=4)
     trees = [([0, 1, 2, 0], [0, 0, 0, 1]), ([0], [0]), ([0, 2, 1], [0, 0, 1]), ([0, 0, 0, 0], [0, 0, 1, 2])]
 
@@ -220,7 +220,7 @@ def test_ragged_rows_in_one_batch(form: Form) -> None:
         return out
 
     output = w.output(together, ())
-    warp = lambda logits, d, path: w.law(logits, (), path)  # noqa: E731
+    warp = lambda logits, d, path: w.warp(logits, (), path)  # noqa: E731
     for which in range(len(trees)):
         results: dict[Text, float] = {}
         for tokens, weight in explore(run):
@@ -245,7 +245,7 @@ class Beside(Branches):
 
 @EVERY_FORM
 def test_rounded_distributions_stay_close(form: Form) -> None:
-    """float32 laws whose sums are off by rounding: the rules normalise and stay within rounding of the truth."""
+    """float32 distributions whose sums are off by rounding: the rules normalise and stay within rounding of the truth."""
     w = world("near", v=4, seed=2, length=2)
 
     def rule(tree, logits, warp, chance, depth):
