@@ -221,8 +221,8 @@ def test_no_draft_changes_a_text(
 ) -> None:
     """Random models write any bytes: half characters, special tokens, and text that is divided otherwise.
 
-    Under `rejection` at T > 0 a text depends on more than its seed; there it must run, and its distribution is that of any
-    deterministic or static tree.
+    Under `rejection` at T > 0 a text depends on more than its seed; there it must run, and its distribution is
+    that of any deterministic or static tree.
     """
     kind = "mamba" if pair[1] == "mamba" else "model"
     llm = outrider.load(folders[pair[0]], f"{kind}:{folders[pair[1]]}?vocab={way}&top_k=3", dtype="float64")
@@ -279,7 +279,7 @@ def test_however_short_the_prompt_the_text_is_read_once() -> None:
 
 
 def test_shared_distributions_sum_to_one(folders: Any) -> None:
-    """Sampled trees keep the drafter's distribution over the tokens that both have, as q over the target's vocabulary."""
+    """Sampled trees keep the drafter's distribution over the shared tokens, as q over the target's vocabulary."""
     llm = outrider.load(
         folders["bytes"], f"model:{folders['pieces']}?vocab=shared&tree=static&shape=2,2", dtype="float64"
     )

@@ -252,7 +252,7 @@ def _tables(v: int, depth: int, seed: int, zeros: float, sharp: float) -> list[A
 
 
 def world(
-    kind: str = "random", v: int = 3, seed: int = 0, depth: int = 6, length: int = 3, **distributions: Sampling
+    kind: str = "random", v: int = 3, seed: int = 0, depth: int = 6, length: int = 3, **samplings: Sampling
 ) -> World:
     """random | zeros (in p and q) | equal (p = q) | disjoint (supports) | near (q close to p) | opposed."""
     zeros = 0.4 if kind == "zeros" else 0.0
@@ -268,7 +268,7 @@ def world(
         for t, d in zip(target, drafter, strict=True):
             t[:, v // 2 :] = -np.inf
             d[:, : v // 2] = -np.inf
-    return World(target, drafter, length=length, **distributions)
+    return World(target, drafter, length=length, **samplings)
 
 
 def sampled(shape: tuple[int, ...], replacement: bool = False) -> Draft:
@@ -349,16 +349,14 @@ def emitted(tree: DraftTree, verdict: Verdict) -> list[Text]:
 
 def joint(rule: Rule, draft: Draft, w: World) -> dict[Text, float]:
     """The distribution of the text's first `w.length` tokens, round after round."""
-    distributions: list[dict[Text, float]] = [
-        defaultdict(float) for _ in range(w.length + 1)
-    ]  # by length, all rounds merged
-    distributions[0][()] = 1.0
-    for states in distributions[:-1]:
+    texts: list[dict[Text, float]] = [defaultdict(float) for _ in range(w.length + 1)]  # by length, all rounds merged
+    texts[0][()] = 1.0
+    for states in texts[:-1]:
         for text, weight in states.items():
             for tokens, p in outcomes(rule, draft, w, text).items():
                 longer = (text + tokens)[: w.length]
-                distributions[len(longer)][longer] += weight * p
-    return distributions[-1]
+                texts[len(longer)][longer] += weight * p
+    return texts[-1]
 
 
 def plain(w: World) -> dict[Text, float]:

@@ -146,7 +146,7 @@ def test_the_drafter_may_be_warped_otherwise(form: Form, warp: Sampling) -> None
 
 @EVERY_FORM
 def test_the_first_token_is_exact_after_an_end_of_text(form: Form) -> None:
-    """An absorbing EOS: its distribution is a one-hot of itself, so texts end with the right probability at every length."""
+    """An absorbing EOS: its distribution is one-hot, so texts end with the right probability at every length."""
     w = world("random", v=3, seed=1, length=2)
     for table in w.target[1:]:
         for code in range(len(table)):
@@ -245,7 +245,7 @@ class Beside(Branches):
 
 @EVERY_FORM
 def test_rounded_distributions_stay_close(form: Form) -> None:
-    """float32 distributions whose sums are off by rounding: the rules normalise and stay within rounding of the truth."""
+    """float32 distributions whose sums are off by rounding: the rules normalise and stay within rounding."""
     w = world("near", v=4, seed=2, length=2)
 
     def rule(tree, logits, warp, chance, depth):
