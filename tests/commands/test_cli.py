@@ -61,33 +61,6 @@ def test_every_command_loads_and_takes_json(run: Run, name: str) -> None:
     assert "--json" in shown.out or name == "serve"
 
 
-@pytest.mark.parametrize(
-    ("args", "words"),
-    [
-        (["generate", "a", "--target", "x"], "a model is named without --target, as in: outrider generate MODEL"),
-        (["data", "generate", "--target", "x"], "outrider data generate MODEL"),
-        (["generate", "a", "--prompts-file", "x"], "--prompts FILE"),
-        (["generate", "a", "--nodes", "4"], "--budget 16x6"),
-        (["generate", "a", "--depth", "4"], "--budget 16x6"),
-        (["generate", "a", "--arms", "2,1"], "--budget '3,2,1 2,1 none'"),
-        (["generate", "a", "--compile"], "--no-compile turns them off"),
-        (["bench", "--tasks", "gsm8k"], "--task now"),
-        (["bench", "--rule", "block"], "--drafter lookup@rejection"),
-        (["bench", "--prompts", "x"], "--task FILE"),
-        (["train", "eagle", "--data", "x", "--out", "x", "--prompts", "3"], "--limit"),
-        (["benhc"], "Did you mean 'bench'?"),
-        (["--nothing"], "No such option"),
-    ],
-)
-def test_bad_input_is_one_sentence(run: Run, args: list[str], words: str) -> None:
-    shown = run(*args)
-    assert shown.code == 2
-    assert not shown.out
-    assert words in shown.err
-    assert shown.err.startswith("outrider: ")
-    assert len(shown.err.splitlines()) == 1
-
-
 def test_failures_exit_1_and_debug_shows_why(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(error: BaseException) -> None:
         def command() -> None:

@@ -120,14 +120,6 @@ def test_without_a_template_the_model_goes_on_from_the_text(
     assert "which --system needs" in refused(run("chat", folder, "--system", "the"))
 
 
-def test_bad_options_are_refused(run: Run, folder: str) -> None:
-    for options, says in (
-        (["--max-new-tokens", "0"], "--max-new-tokens"), (["--rule", "typical"], "--lossy"),
-        (["--temperature", "-1"], "temperature"), (["--budget", "x"], "a budget is"), (["--stop", ""], "stop string"),
-    ):  # fmt: skip
-        assert says in refused(run("chat", folder, *options))
-
-
 @pytest.mark.process
 @pytest.mark.trained
 def test_on_a_terminal(tmp_path: Path) -> None:

@@ -143,50 +143,6 @@ def test_compare_finds_equal_texts_which_theory_reads(
     assert measured["measured_speedup"] == result["comparison"]["speedup"]
 
 
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        (["--rule", "typical"], "--lossy"),
-        (["--rule", "nonsense"], "coupled, rejection, block, typical"),
-        (["--drafter", "nonsense"], "lookup"),
-        (["--drafter", "lookup?nonsense=1"], "nonsense"),
-        (["--drafter", "none", "--drafter", "lookup"], "none"),
-        (["--temperature", "-1"], "temperature"),
-        (["--temperature", "warm"], "temperature"),
-        (["--top-p", "0"], "top_p"),
-        (["--max-new-tokens", "0"], "--max-new-tokens must"),
-        (["--budget", "1x3"], "2 to 256 nodes"),
-        (["--budget", "3,b"], "3,b"),
-        (["--budget", "2,1 2,1"], "each of them once"),
-        (["--budget", "0:2,1"], "counted from 1"),
-        (["--budget", "1:2,1 2:1,1"], "name each of them"),
-        (["--drafter", "lookup", "--drafter", "ngram", "--budget", "1:2,1"], "name each of them"),
-        (["-n", "0"], "--samples must"),
-        (["--batch-size", "0"], "--batch-size must"),
-        (["--batch-size", "0", "--compare"], "--batch-size must"),
-        (["--chat"], "chat template"),
-        (["--stop", ""], "stop string"),
-        (["--device", "moon"], "moon"),
-        (["--dtype", "float99"], "float99"),
-        (["--nonsense"], "--nonsense"),
-    ],
-)
-def test_bad_options_are_refused_in_one_sentence(run: Run, folder: str, options: list[str], says: str) -> None:
-    assert says in refused(run("generate", folder, PROMPT, *options, "--json"))
-
-
-def test_bad_prompts_are_refused(run: Run, folder: str, tmp_path: Path) -> None:
-    assert "empty" in refused(run("generate", folder, ""))
-    assert "empty" in refused(run("generate", ""))
-    assert "give a prompt" in refused(run("generate"))
-    assert "context" in refused(run("generate", folder, "cat " * 200))
-    assert "no prompts file" in refused(run("generate", folder, "--prompts", str(tmp_path / "none.jsonl")))
-    file = tmp_path / "bad.jsonl"
-    file.write_text('"the cat"\n{"prompt": \n', encoding="utf-8")
-    assert "line 2" in refused(run("generate", folder, "--prompts", str(file)))
-    assert "use one of these" in refused(run("generate", folder, PROMPT, "--prompts", str(file)))
-
-
 def test_prompts_come_from_stdin(run: Run, folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def typed(text: bytes) -> None:
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text)))
@@ -267,28 +223,6 @@ def test_a_stop_string_may_be_written_with_escapes() -> None:
     assert unescape(r"a\n\t\\n\x") == "a\n\t\\n\\x"
 
 
-@pytest.mark.process
-def test_what_can_be_checked_is_checked_before_torch() -> None:
-    wrong = (
-        ["--budget", "3,b"], ["--rule", "x"], ["--dtype", "x"], ["--device", "moon"], ["--temperature", "-1"],
-        ["--batch-size", "0"], ["--prompts", "none.jsonl"], ["--budget", "1:2,1 2:1,1"], ["--exact", "maybe"],
-        ["--drafter", "nope"],
-    )  # fmt: skip
-    lines = [["generate", "demo", "x", *w] if "--prompts" not in w else ["generate", *w] for w in wrong]
-    lines += [["generate", "./modle", "x"], ["generate", "a/b/c", "x"], ["generate", "Once upon", "a time"]]
-    lines += [["chat", "--system", "x", "--text"], ["audit", "--prompts", "none.jsonl"], ["tune-tree"]]
-    lines += [["chat", "--drafter", "nope"], ["serve", "--drafter", "nope"], ["validate", "demo", "--exact", "x"]]
-    lines += [["validate", "./modle"], ["train", "eagle", "./modle", "--data", "x", "--out", "x"], ["serve", "./modle"]]
-    lines += [["import", "./modle"], ["export", "./modle", "demo", "--to", "vllm", "--out", "x"]]
-    check = (
-        f"import sys; from outrider import cli; codes = [cli.main(a) for a in {lines!r}]; "
-        "sys.exit(set(codes) != {2} or 'torch' in sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "there is no folder ./modle" in done.stderr
-
-
 def test_ctrl_c_reports_the_written_answers(run: Run, folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first line of usage is interrupted: one text is finished then, and it is there."""
     echo = typer.secho
@@ -339,11 +273,6 @@ def test_damaged_folders_name_the_file(run: Run, folder: str, tmp_path: Path) ->
         file.write_bytes(full[file])
     says = refused(run("generate", "demo", PROMPT, "--drafter", "medusa:demo?tree=missing.json"))
     assert "tree=missing.json: there is no such file" in says
-
-
-def test_bad_models_are_refused(run: Run, tmp_path: Path) -> None:
-    assert "config.json" in refused(run("generate", str(tmp_path), PROMPT))
-    assert "config.json" in refused(run("validate", str(tmp_path)))
 
 
 def test_typical_is_called_lossy(run: Run, folder: str) -> None:
@@ -399,10 +328,3 @@ def test_a_mix_is_one_spec_or_several(run: Run, folder: str) -> None:
         texts.append((json.loads(out)["drafter"], json.loads(out)["outputs"][0]["text"]))
     assert texts[0] == texts[1]
     assert texts[0][0] == "lookup + suffix"
-
-
-@pytest.mark.parametrize(("spec", "words"), [("lookup + ", "beside a +"), ("lookup + ghost", "no drafter 'ghost'")])
-def test_a_mix_with_a_part_that_there_is_not(run: Run, folder: str, spec: str, words: str) -> None:
-    code, _, err = run("generate", folder, PROMPT, "--drafter", spec)
-    assert code == 2
-    assert words in err

@@ -67,6 +67,10 @@ OTHERS = (
     *(f"{line} {wrong}" for line in ("generate demo hello", "chat demo", "validate demo", "serve demo") for wrong in (
         "--weights nothing", "--weights native", "--exact nothing", "--dtype nothing", "--device nothing",
     )),
+    *(f"generate demo hello {wrong}" for wrong in (
+        "--budget 3,b", "--temperature -1", "--batch-size 0", "--budget 1:2,1",
+    )),
+    "chat --system x --text", "audit --prompts nothere", "tune-tree", "generate Once upon",
     "generate", "generate demo", "generate org/name", "generate file.gguf", "generate ./nothere", "generate empty",
     "generate --model demo", "generate demo --model demo", "generate demo hello --model demo",
     "chat demo --model demo",

@@ -53,31 +53,6 @@ def test_train_is_in_bfloat16_where_that_is_fast(
     assert f"{kind}, the target's " in capsys.readouterr().err.replace("\n", " ")
 
 
-@pytest.mark.parametrize(
-    ("args", "words"),
-    [
-        (["train", "eagle", "demo", "--data", "none.jsonl", "--out", "x"], "there is no file none.jsonl"),
-        (["train", "oracle", "demo", "--data", "x", "--out", "x"], "no method 'oracle'"),
-        (["train", "eagle", "demo", "--data", "x", "--out", "x", "--option", "colour=1"], "no option 'colour'"),
-        (["train", "eagle", "demo", "--data", "x", "--out", "x", "--option", "passes"], "no option 'passes'"),
-        (
-            ["train", "hass", "demo", "--data", str(QUESTIONS), "--out", "x", "--option", "passes=two"],
-            "must be a whole number",
-        ),
-        (["data", "generate", "demo", "--data", "none.jsonl", "--out", "x"], "there is no file none.jsonl"),
-        (["data", "generate", "demo", "--data", "x", "--out", "x", "--max-new-tokens", "0"], "must be at least 1"),
-    ],
-)
-def test_bad_input_is_one_sentence(
-    args: list[str], words: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main(args) == 2
-    said = capsys.readouterr().err
-    assert words in said
-    assert len(said.strip().splitlines()) == 1
-
-
 def test_answers_are_the_targets_and_resume(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Cut off in the middle of a line, the same command writes what is missing, and the same answers."""
     out = tmp_path / "answers.jsonl"

@@ -300,7 +300,7 @@ def test_a_loop_that_has_ended_is_reported(
 
 
 def test_nothing_slow_is_left_for_the_first_request(llm: LLM, loaded: Any) -> None:
-    """The fingerprint reads all weights, and the detokenizer many tokens: both are computed before the first request."""
+    """The fingerprint reads all weights, and the detokenizer many tokens: both are there before the first request."""
     fresh = replace(llm)
     assert "fingerprint" in vars(service_of(fresh, loaded, "demo"))
     assert "detokenizer" in vars(fresh)

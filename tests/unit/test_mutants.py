@@ -325,7 +325,7 @@ class Positional(Branches):
 
 
 def joint_by_position(w: World, gamma: int, shared: bool) -> dict[Text, float]:
-    """The text's distribution under block verification with acceptance keyed by position (not shared: the right way)."""
+    """The text's distribution under block verification with acceptance keyed by position (not shared: right)."""
     states: list[dict[tuple[Text, Intervals], float]] = [defaultdict(float) for _ in range(w.length + 1)]
     states[0][(), ()] = 1.0
     done: dict[Text, float] = defaultdict(float)
