@@ -108,6 +108,27 @@ def test_matrices_without_an_integer_form_stay_full(tmp_path: Path, caplog: pyte
     assert "2 of the 22 matrices of m.gguf (MXFP4) have no form for native weights and stay full" in caplog.text
 
 
+def test_a_draft_model_of_a_gguf_file_drafts_by_integer_products(tmp_path: Path) -> None:
+    """Unless it is told otherwise; and the text is plain decoding's in any case."""
+    file = str(write(tmp_path / "m.gguf", stock(**WIDE), "Q4_K"))
+    sampled: dict[str, Any] = {"max_new_tokens": 24, "temperature": 1.0, "seed": 3}
+    (plain,) = outrider.load(file, "none").generate([text_of(0, 40)], **sampled)
+    for weights, products in (("auto", True), ("native", True), ("int8", True), ("full", False)):
+        llm = outrider.load(file, f"model:{file}?weights={weights}&tree=chain")
+        assert llm.drafter.uncalibrated.models[0].integers == products
+        (output,) = llm.generate([text_of(0, 40)], budget="4x3", **sampled)
+        assert output.tokens == plain.tokens
+        assert output.usage.accepted
+    numbers = str(write(tmp_path / "numbers.gguf", stock(**WIDE), "F16"))
+    assert not outrider.load(file, f"model:{numbers}").drafter.uncalibrated.models[0].integers
+    for model, weights, why in (
+        ("demo", "native", "native weights are those of a .gguf file"),
+        (file, "q4", "weights are full"),
+    ):
+        with pytest.raises(InputError, match=why):
+            outrider.load(model, f"model:{model}?weights={weights}")
+
+
 @pytest.mark.parametrize(
     ("more", "why"),
     [

@@ -8,7 +8,9 @@ on as far as its positions carry it; what it guesses there is judged like all el
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,8 +21,8 @@ from ..core.growth import Indices
 from ..core.protocols import Drafter, Drafting, Round, Session, Target
 from ..core.tree import chain
 from ..core.types import Array, Budget, DraftTree, Rows
-from ..names import find
-from ..params import InputError
+from ..names import check_native, find
+from ..params import InputError, check_weights
 from . import _ranks
 from ._common import accepted
 from ._growth import WIDEST, Growth
@@ -129,10 +131,12 @@ def load(
     replacement: bool = False,
     dtype: str = "auto",
     vocab: str = "same",
+    weights: str = "auto",
 ) -> ModelDrafter | TextDrafter:
     """A draft model by its name, as for a target; without one, the demo draft model.
 
-    `vocab`: same (one tokenizer), shared (draft the tokens that both have) or text (draft text).
+    `weights`: those of `outrider.load`, or auto: `native` for a .gguf file, whose drafts are as good and cheaper, and
+    `full` otherwise. `vocab`: same (one tokenizer), shared (draft the tokens that both have) or text (draft text).
     """
     growth = Growth(tree, shape, (), depth, width, top_k, 1 << 30, scale, replacement=replacement)
     if target is None:
@@ -141,7 +145,9 @@ def load(
     check_way(vocab)
     if tokenizer is not None and vocab == "same":
         check_tokenizer(where, tokenizer, tokenizer_of(where))
-    draft, words = _native(where, target, dtype, vocab), None
+    draft, words = _native(where, target, dtype, vocab, weights), None
+    if draft is None and weights not in ("auto", "full"):
+        raise InputError(f"{weights} weights of a draft model need native passes, which do not serve {where} here")
     if draft is not None:
         words = Same(draft.vocab, target.vocab)
     else:
@@ -153,16 +159,23 @@ def load(
     return across(vocab, where, draft.vocab, target, tokenizer, lambda words: ModelDrafter(draft, words, growth))
 
 
-def _native(where: str, target: Target, dtype: str, vocab: str) -> Target | None:
+def _native(where: str, target: Target, dtype: str, vocab: str, weights: str) -> Target | None:
     """The draft model in passes of our own beside a target that has such; None where torch must serve it.
 
     Its precision is the target's, or its own where the target's passes compute in float32 beside weights of 16 bits:
     this processor has no products of 16 bits then.
     """
+    place = find(where)
+    if weights != "auto" and check_weights(weights) == "native":
+        check_native(place)
     if not isinstance(target, NativeTarget) or dtype not in PRECISIONS:
         return None
-    files = readable(find(where), "cpu")
+    files = readable(place, "cpu")
     if files is None or (vocab == "same" and names_in(files.config) is not None):
         return None
     own = "auto" if target.halves and target.precision == "float32" else target.precision
-    return NativeTarget(files, own if dtype == "auto" else dtype)
+    made = partial(NativeTarget, files, own if dtype == "auto" else dtype)
+    if weights == "auto" and place.gguf:
+        with suppress(InputError):  # a file without quants
+            return made("native")
+    return made("full" if weights == "auto" else weights)
