@@ -43,7 +43,7 @@ def round_of(
     return Round(rows, tree, TargetOutput(np.zeros((b, tree.nodes, 8))), [[0]] * b, [0] * b, chosen)
 
 
-def told(round: Round) -> list[Family]:
+def families_of(round: Round) -> list[Family]:
     return families(round.tree, round.tokens)
 
 
@@ -55,12 +55,12 @@ def test_families_by_hand() -> None:
     """The root's children 5 (.6) and 8 (.3), below 5: 6 (.5) and 7 (.4), below 8: 6 (.9), below 5 6: 1 (.2)."""
     one = ([9, 5, 8, 6, 7, 6, 1], [0, 0, 0, 1, 1, 2, 3], [1, 0.6, 0.3, 0.3, 0.24, 0.27, 0.06])
     two = ([9, 4], [0, 0], [1, 0.5])
-    results = told(round_of(*map(list, zip(one, two, strict=True)), [[5, 7, 2], [3]]))  # type: ignore[arg-type]
+    results = families_of(round_of(*map(list, zip(one, two, strict=True)), [[5, 7, 2], [3]]))  # type: ignore[arg-type]
     # 5 was accepted and then 7, a leaf; 8's child and the grandchild below 6 were never tested.
     assert [(shares(f), f.hit) for f in results] == [([0.6, 0.3], 0), ([0.5, 0.4], 1), ([0.5], -1)]
     assert [hit for f in results for _, hit in f.pairs] == [True, False, False, True, False]
-    assert not told(round_of([[9, 5]], [[0, 0]], None, [[5, 1]]))
-    assert not told(round_of([[9]], [[0]], [[1.0]], [[5]]))
+    assert not families_of(round_of([[9, 5]], [[0, 0]], None, [[5, 1]]))
+    assert not families_of(round_of([[9]], [[0]], [[1.0]], [[5]]))
 
 
 def test_a_node_is_judged_given_its_parent() -> None:
@@ -70,7 +70,7 @@ def test_a_node_is_judged_given_its_parent() -> None:
         first, second = dice.random() < 0.52, dice.random() < 0.52
         chosen.append([5, 6, 1] if first and second else [5, 2] if first else [3])
     made = round_of([[9, 5, 6]] * n, [[0, 0, 1]] * n, [[1, 0.52, 0.2704]] * n, chosen)
-    pairs = [pair for family in told(made) for pair in family.pairs]
+    pairs = [pair for family in families_of(made) for pair in family.pairs]
     (only,) = reliability(pairs)
     assert only.low == 0.5
     assert 5800 < only.count < 6400  # 4000 and half of them, not 8000
@@ -242,8 +242,8 @@ def test_the_fit_steers_the_trees() -> None:
     fitted: list[Family] = []
     raw: list[Family] = []
     fit = Fit()
-    run(target, Watched(Calibrated(drafter, fit), lambda round: fitted.extend(told(round))), 1.0, n=60)
-    run(target, Watched(drafter, lambda round: raw.extend(told(round))), 1.0, n=60)
+    run(target, Watched(Calibrated(drafter, fit), lambda round: fitted.extend(families_of(round))), 1.0, n=60)
+    run(target, Watched(drafter, lambda round: raw.extend(families_of(round))), 1.0, n=60)
     assert min(len(fitted), len(raw)) > 1000
     assert fit.scale < 0.8  # with the noise, the draft model agrees with the target more often than at s = 1
     late = fitted[-len(fitted) // 2 :]
@@ -261,7 +261,7 @@ def test_under_other_rules_s_stays_as_it_is(rule: str) -> None:
 
 def test_a_drafter_without_confidences_stays_as_it_is() -> None:
     none = drafters.load("none")
-    assert calibrated(none) is none
+    assert families_of(none) is none
     with pytest.raises(InputError, match="no option 'scale'"):
         drafters.load("none?scale=auto")
 

@@ -47,7 +47,7 @@ def everything(out: Path, results: dict[str, Any]) -> None:
         results[f"{kind}/calm"] = watched(target(torch.float32), unequal(), calm, KILLED, shard=kind == "shard")
     killed = out / "shard" / "killed"  # what another pair of processes has left
     results["shard/killed"] = watched(target(torch.float32), unequal(), killed, KILLED, shard=True)
-    results["signal"] = told(out / "signal")
+    results["signal"] = interrupted(out / "signal")
 
 
 def spread(out: Path, results: dict[str, Any]) -> None:
@@ -62,7 +62,7 @@ def spread(out: Path, results: dict[str, Any]) -> None:
     results["spread/cache"] = watched(of, unequal(), out / "spread" / "cache", cached)
 
 
-def told(out: Path) -> str:
+def interrupted(out: Path) -> str:
     """The message of a process when one of the two gets SIGTERM in its second step."""
 
     def kill(step: int) -> None:
