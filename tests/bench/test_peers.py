@@ -199,7 +199,7 @@ def test_a_failed_run_is_reported_and_the_others_go_on(
 ) -> None:
     def measured(run: peers.Run, job: dict[str, Any], kept: Path) -> list[dict[str, Any]]:
         if run.method == "lookup":
-            raise RuntimeError("no room")
+            raise RuntimeError("out of memory")
         return [{"batch": job["batch"], "kept": kept.name}]
 
     monkeypatch.setattr(peers, "measured", measured)
@@ -209,5 +209,5 @@ def test_a_failed_run_is_reported_and_the_others_go_on(
         [{"name": "e, plain", "batch": 5, "kept": "e-plain.json"}], [],
         [{"name": "e, eagle", "batch": 5, "kept": "e-eagle.json"}],
     ]  # fmt: skip
-    assert capsys.readouterr().err == "no room\n"
+    assert capsys.readouterr().err == "out of memory\n"
     assert (tmp_path / "out").is_dir()

@@ -261,7 +261,7 @@ def test_under_other_rules_s_stays_as_it_is(rule: str) -> None:
 
 def test_a_drafter_without_confidences_stays_as_it_is() -> None:
     none = drafters.load("none")
-    assert families_of(none) is none
+    assert calibrated(none) is none
     with pytest.raises(InputError, match="no option 'scale'"):
         drafters.load("none?scale=auto")
 

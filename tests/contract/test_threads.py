@@ -243,7 +243,7 @@ def test_loading_and_writing_leave_torchs_settings_alone(compile: bool | None) -
 
 
 def test_cudnns_attention_is_off_in_steps_on_cuda_alone() -> None:
-    """In overlapping ones of several threads too: the last to leave gives back what the first one found."""
+    """In overlapping ones of several threads too: the last to leave restores the state before the first one."""
     on, cuda = torch.backends.cuda.cudnn_sdp_enabled, "cuda"
     with without_cudnn("cpu"):
         assert on()

@@ -115,14 +115,14 @@ class Whole:
     """The model over whole texts, without a cache."""
 
     def __init__(self, made: Any):
-        self.net, self.found = made, dict[tuple[int, ...], Tensor]()
+        self.net, self.known = made, dict[tuple[int, ...], Tensor]()
 
     def after(self, text: Sequence[int]) -> Tensor:
         key = tuple(text)
-        if key not in self.found:
+        if key not in self.known:
             with torch.no_grad(), switched(self.net.config, None, experts_of(self.net)):
-                self.found[key] = self.net(torch.tensor([key]), use_cache=False).logits[0, -1]
-        return self.found[key]
+                self.known[key] = self.net(torch.tensor([key]), use_cache=False).logits[0, -1]
+        return self.known[key]
 
 
 def rows_of(texts: list[list[int]], temperature: float) -> Rows:

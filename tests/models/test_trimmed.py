@@ -128,7 +128,7 @@ def candidates(target: HFTarget, drafter: Any, k: int) -> list[list[int]]:
             propose = made.propose
 
             def watched(rows: Rows, budget: Budget) -> Any:
-                seen.setdefault("found", made.candidates(rows, truth, k)[0].tolist())
+                seen.setdefault("candidates", made.candidates(rows, truth, k)[0].tolist())
                 return propose(rows, budget)
 
             made.propose = watched
@@ -137,7 +137,7 @@ def candidates(target: HFTarget, drafter: Any, k: int) -> list[list[int]]:
     engine = Engine(target, Open(), FixedBudget(6, 3), GumbelNoise(VOCAB))  # type: ignore[arg-type]
     for _ in generate(engine, [Request(prompt, 0, 8)]):
         pass
-    results: list[list[int]] = seen["found"]
+    results: list[list[int]] = seen["candidates"]
     return results
 
 

@@ -133,7 +133,7 @@ def test_chains_are_those_of_our_own_engine(specs: list[str], target: Any, model
 def test_rows_that_come_go_and_change_places(
     specs: list[str], target: Any, models: dict[str, str], stories: list[list[int]]
 ) -> None:
-    """Two stories are equal, so that rows cannot be told apart by their texts, and need not be."""
+    """Two stories are equal, so that rows cannot be distinguished by their texts, and need not be."""
     pinned = [s + ("&" if "?" in s else "?") + "scale=1" if ":" in s else s for s in named(specs, models)]
     play = Scheduler(Proposer(config(target, pinned, TOKENS)), [*stories, stories[0]])
     play.come(0, len(TEXTS[0]))

@@ -44,7 +44,7 @@ def two_threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def laws(seed: int, count: int) -> list[dict[str, Any]]:
+def samplings(seed: int, count: int) -> list[dict[str, Any]]:
     """Greedy, and random mixtures of parameters, some of them at the ends of their ranges."""
     dice, made = random.Random(seed), [dict[str, Any]()]
     kinds: dict[str, tuple[Any, ...]] = {
@@ -70,7 +70,7 @@ def same_as_plain(model: str, drafter: str, budgets: tuple[str, ...], count: int
     budgets = budgets[:BUDGETS]
     drafted = [outrider.load(model, drafter, budget=budget, **more) for budget in budgets]
     alone = plain(model, tuple(more.items()), library("bfloat16", "bfloat16"))
-    for seed, settings in enumerate(laws(len(drafter), min(count, SAMPLINGS))):
+    for seed, settings in enumerate(samplings(len(drafter), min(count, SAMPLINGS))):
         for prompts in (PROMPTS, PROMPTS[:1]):
             options = {"seed": seed, "max_new_tokens": TOKENS, **settings}
             wanted = [output.tokens for output in alone.generate(prompts, **options)]

@@ -91,8 +91,8 @@ def unpacked(code: Library, one: Matrix, rows: int, width: int) -> Array:
 def multiply(code: Library, one: Matrix, x: Array, outputs: int, threads: int = 2) -> Array:
     """float32 [n, outputs]."""
     given, made, own = np.ascontiguousarray(x, np.float32), np.empty((len(x), outputs), np.float32), one.struct
-    room, scratch = np.empty_like(given), np.empty(code.scratch_bytes(*x.shape) * threads, np.uint8)
-    places = address(room), address(scratch)
+    quantised, scratch = np.empty_like(given), np.empty(code.scratch_bytes(*x.shape) * threads, np.uint8)
+    places = address(quantised), address(scratch)
     code.multiply(ffi.addressof(own), address(given), *x.shape, outputs, address(made), threads, *places)
     return made
 

@@ -109,7 +109,7 @@ def test_matrices_without_an_integer_form_stay_full(tmp_path: Path, caplog: pyte
 
 
 def test_a_draft_model_of_a_gguf_file_drafts_by_integer_products(tmp_path: Path) -> None:
-    """Unless it is told otherwise; and the text is plain decoding's in any case."""
+    """By default; and the text is plain decoding's in any case."""
     file = str(write(tmp_path / "m.gguf", stock(**WIDE), "Q4_K"))
     sampled: dict[str, Any] = {"max_new_tokens": 24, "temperature": 1.0, "seed": 3}
     (plain,) = outrider.load(file, "none").generate([text_of(0, 40)], **sampled)

@@ -126,7 +126,7 @@ def right(model: Any, tokens: list[int]) -> np.ndarray:
     return sequential(model, tokens)[0].float().log_softmax(-1).numpy()
 
 
-def found(target: Target, tokens: list[int]) -> np.ndarray:
+def logits_of(target: Target, tokens: list[int]) -> np.ndarray:
     """The same after most of the tokens, and after each of the others, which are a chain of drafts."""
     first, session = len(tokens) // 2, target.open(64)
     logits = [chunk.output.logits[0, 0] for chunk in session.prefill([tokens[:first]])][-1:]
@@ -135,7 +135,7 @@ def found(target: Target, tokens: list[int]) -> np.ndarray:
 
 
 def apart(target: Target, reference: np.ndarray, tokens: list[int]) -> float:
-    return float(np.abs(found(target, tokens) - reference[len(tokens) // 2 - 1 :]).max())
+    return float(np.abs(logits_of(target, tokens) - reference[len(tokens) // 2 - 1 :]).max())
 
 
 @cache

@@ -265,7 +265,7 @@ def test_equality_catches_a_wrong_mask(tiny: Tiny, monkeypatch: pytest.MonkeyPat
 
 
 def test_power_of_a_known_deviation() -> None:
-    """At the TV that is said to be found with 99 % power, the worst-shaped deviation is found about that often."""
+    """At the TV with a stated power of 99 %, the worst-shaped deviation is detected about that often."""
     k, n, alpha = 16, 4000, 1e-3
     tv = detectable(n, k, alpha, 0.99)
     params = torch.full((k,), 1 / k, dtype=torch.float64)

@@ -65,8 +65,8 @@ def test_drafts_of_one_pass_agree_round_for_round(model: Path, kind: str) -> Non
     assert result.same_rounds == len(PROMPTS)
     assert [p.ours for p in result.places] == [p.theirs for p in result.places]
     assert result.places[0].ours.hits > 5, "something is accepted, or nothing is tested"
-    room = jobs[0]["context"] - max(map(len, PROMPTS))
-    assert room >= NEW - 2 + 2 * TOKENS + 1, "vLLM drafts zeros where this chain and the next do not fit"
+    remaining = jobs[0]["context"] - max(map(len, PROMPTS))
+    assert remaining >= NEW - 2 + 2 * TOKENS + 1, "vLLM drafts zeros where this chain and the next do not fit"
 
 
 def test_one_round_more_shows_where_the_text_is_the_same(model: Path, drafter: Path) -> None:
@@ -239,13 +239,13 @@ def test_the_script_under_vllms_python(monkeypatch: pytest.MonkeyPatch) -> None:
         def __init__(self, target: str, **options: Any):
             asked.append({**options, "target": target})
 
-        def generate(self, prompts: list[Any], law: Any, use_tqdm: bool) -> list[Any]:
+        def generate(self, prompts: list[Any], params: Any, use_tqdm: bool) -> list[Any]:
             """Every prompt's first token is how many rounds accept two tokens."""
             assert len(prompts) <= asked[-1]["max_num_seqs"] == 16
             counts = [make(histogram=[1, 1, p["prompt_token_ids"][0]]) for p in prompts]
             if "per_request_spec_decode_metrics" not in asked[-1]:
                 counts = [None] * len(prompts)
-            ids = [[*p["prompt_token_ids"], law["max_tokens"]] for p in prompts]
+            ids = [[*p["prompt_token_ids"], params["max_tokens"]] for p in prompts]
             return [make(outputs=[make(token_ids=i, spec_decode_metrics=c)]) for i, c in zip(ids, counts, strict=True)]
 
     fake = types.SimpleNamespace(LLM=LLM, SamplingParams=lambda **options: options, __version__="0.0")

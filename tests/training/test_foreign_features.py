@@ -143,7 +143,7 @@ def test_a_training_reads_them(target: HFTarget, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "words"),
+    ("fields", "words"),
     [
         ({"layers": (0, 2, LAST)}, "has layer 1 where features.json says layer 0"),
         ({"layers": (1, 2)}, "the drafter also reads 3"),
@@ -154,11 +154,11 @@ def test_a_training_reads_them(target: HFTarget, tmp_path: Path) -> None:
         ({"layers": (2, 1, LAST)}, "ascending"),
     ],
 )
-def test_a_header_that_does_not_fit(told: dict[str, Any], words: str, target: HFTarget, tmp_path: Path) -> None:
+def test_a_header_that_does_not_fit(fields: dict[str, Any], words: str, target: HFTarget, tmp_path: Path) -> None:
     given = texts()
     vllm(tmp_path, target, given)
-    header(tmp_path, **told)
-    taps = tuple(k for k in (told.get("layers") or LAYERS) if k < LAST)[:1]
+    header(tmp_path, **fields)
+    taps = tuple(k for k in (fields.get("layers") or LAYERS) if k < LAST)[:1]
     with pytest.raises(InputError, match=words):
         ForeignFeatures(tmp_path, target, batch(given), (*taps, -1), print)
 

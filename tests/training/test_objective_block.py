@@ -1,4 +1,4 @@
-"""The block drafter's objective: against loops, against what the drafter does when it decodes, and learnt by heart."""
+"""The block drafter's objective: against loops, against what the drafter does when it decodes, and overfitted to one sample."""
 
 from __future__ import annotations
 
@@ -124,8 +124,8 @@ def test_logits_made_in_parts_teach_the_same(options: dict[str, Any], monkeypatc
     of, rows = target(), [texts(i, sizes) for i, sizes in enumerate([[9, 5], [11]])]
     objective, batch = build(of, **options), packed(rows, 16)
     results = []
-    for room, few in ((1 << 26, nullcontext()), (3 * VOCAB, nullcontext()), (3 * VOCAB, FewSizes())):
-        monkeypatch.setattr(block, "AT_ONCE", room)
+    for limit, few in ((1 << 26, nullcontext()), (3 * VOCAB, nullcontext()), (3 * VOCAB, FewSizes())):
+        monkeypatch.setattr(block, "AT_ONCE", limit)
         objective.net.zero_grad()
         with few:
             loss, weight, hits = objective(batch, see(of, batch, objective.taps))

@@ -1,4 +1,4 @@
-"""EAGLE and HASS against loops over positions and lists of keys; packing; noise; sizes; one sample learned by heart."""
+"""EAGLE and HASS against loops over positions and lists of keys; packing; noise; sizes; overfitting one sample."""
 
 from __future__ import annotations
 

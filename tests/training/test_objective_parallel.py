@@ -1,4 +1,4 @@
-"""P-EAGLE's objective: against loops, against what the drafter does when it decodes, what it may not see, by heart."""
+"""P-EAGLE's objective: against loops, against what the drafter does when it decodes, what it may not see, overfitted to one sample."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def test_chains_are_a_function_of_step_and_row_and_thin_out() -> None:
         assert float((real & (depth == d)).sum()) / starts == pytest.approx(share, abs=0.05)
 
 
-def test_one_sample_is_learned_by_heart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_drafter_overfitted_to_a_sample_drafts_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All depths: a label or a position that is off by one cannot be drafted to full depth."""
     monkeypatch.setattr(_parallel, "LEAST", 2.0)
     of = sharp()

@@ -1,4 +1,4 @@
-"""What holds for the objective of every drafter: gradients, half precision, and one sample learned by heart."""
+"""What holds for the objective of every drafter: gradients, half precision, and overfitting one sample."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_gradients_flow_through_all_passes(name: str, options: dict[str, Any], w
         ("hydra", "hydra", {"prefix": True}, 4),
     ],
 )
-def test_a_sample_learned_by_heart_is_drafted(
+def test_a_drafter_overfitted_to_a_sample_drafts_it(
     method: str, name: str, options: dict[str, Any], depth: int, tmp_path: Path
 ) -> None:
     of = sharp()

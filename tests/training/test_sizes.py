@@ -24,13 +24,13 @@ class Products(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.found: set[tuple[Any, ...]] = set()
+        self.shapes: set[tuple[Any, ...]] = set()
 
     def __torch_dispatch__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         if func in PRODUCTS:
-            self.found.add((str(func), *(tuple(x.shape) for x in args[-2:])))
+            self.shapes.add((str(func), *(tuple(x.shape) for x in args[-2:])))
         return func(*args, **(kwargs or {}))
 
 
@@ -65,6 +65,6 @@ def test_rows_of_other_lengths_need_no_gemm_of_another_size(method: str) -> None
         seen, products = see(of, batch, made.taps), Products()
         with FewSizes(), products:
             made(batch, seen, 0)[0].backward()
-        sizes.append({size for _, a, b in products.found for size in a + b})
+        sizes.append({size for _, a, b in products.shapes for size in a + b})
     assert 2 * STEP in sizes[0]
     assert sizes[1] | sizes[2] <= sizes[0] | {STEP}, "what is learned of a row may be a multiple fewer"

@@ -134,7 +134,7 @@ def test_caches_of_different_capacity_join(mine: int, theirs: int) -> None:
     cache.join(other, used=8)
     assert cache.rows == 3
     assert cache.limit == 64
-    assert cache.capacity == 16, "room for whoever needs the most is made at once, not in a later round"
+    assert cache.capacity == 16, "slots for the longest are reserved at once, not in a later round"
     assert read(cache)[0][:4] == [0, 1, 2, 3]
     assert read(cache)[2][:8] == [100, 101, 102, 103, 104, 105, 106, 107]
 

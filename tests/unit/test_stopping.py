@@ -85,7 +85,7 @@ def test_stop_strings_end_at_the_token_that_completes_them(
 
 
 def test_a_stop_string_far_into_a_long_text(ids: list[int], tokenizer: Any, table: Detokenizer) -> None:
-    """One that spans many tokens is found all the same, and each token is looked at once."""
+    """One that spans many tokens is matched, and each token is read once."""
     long = "🍎" * 30 + "END of the carriage"
     stop, looked = Stop(frozenset(), (long,), 10_000, table), []
     tokens = ids * 40 + in_bytes(tokenizer, long)
