@@ -104,12 +104,12 @@ def test_parts_of_a_sanitized_workspace_are_allocations_of_their_own(monkeypatch
     """Each exactly as large as requested; in the fast build they lie side by side."""
     for apart in (False, True):
         monkeypatch.setattr(workspace, "APART", apart)
-        workspace = Workspace(CODE, struct("Model", hidden=32))
-        parts = workspace.split("x", np.float32, a=3, b=5)
+        made = Workspace(CODE, struct("Model", hidden=32))
+        parts = made.split("x", np.float32, a=3, b=5)
         at = {name: int(ffi.cast("intptr_t", part)) for name, part in parts.items()}
         assert (at["b"] == at["a"] + 12) is not apart
-        workspace.of("y", 8)
-        assert len(workspace.of("y", 4)) == (4 if apart else 8)
+        made.of("y", 8)
+        assert len(made.of("y", 4)) == (4 if apart else 8)
 
 
 def test_a_sanitizer_is_chosen_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""The block drafter's objective: against loops, against what the drafter does when it decodes, and overfitted to one sample."""
+"""The block drafter's objective: against loops, against decoding, linear starts, bad options."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""P-EAGLE's objective: against loops, against what the drafter does when it decodes, what it may not see, overfitted to one sample."""
+"""P-EAGLE's objective: against loops, against decoding, what it may not see, overfitting one sample."""
 
 from __future__ import annotations
 
