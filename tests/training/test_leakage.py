@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 import torch
 from objective_world import VOCAB, packed, target, texts, value
+from objective_world import build as fresh
 from torch import Tensor
 
 from outrider.backends.torch import HFTarget
-from outrider.training import objectives
-from outrider.training.data import Batch, Document
+from outrider.training.data import Batch
 from outrider.training.features import TargetFeatures, see
 from outrider.training.objectives import _parallel
 
@@ -40,11 +40,9 @@ def row() -> Batch:
 
 
 def build(of: HFTarget, causal: bool, pair_head: str, from_anchor: bool, conv: int, **options: Any) -> Any:
-    torch.manual_seed(1)
     given = {"causal": causal, "pair_head": pair_head, "sample_from_anchor": from_anchor, "conv": conv, **options}
     sizes = {"taps": TAPS, "block": BLOCK, "layers": 2, "pair_rank": 5, "anchors": 99}
-    objective = objectives.build("block", of, [Document(tuple(range(VOCAB)), (True,) * VOCAB, "x")], {**sizes, **given})
-    objective.to(of.dtype)
+    objective = fresh("block", of, range(VOCAB), **sizes, **given)
     for name, p in objective.net.named_parameters():
         if "_conv." in name or name in ("seed.weight", "markov_w1.weight", "markov_w2.weight"):
             torch.nn.init.normal_(p, std=0.5)
@@ -198,9 +196,7 @@ def test_p_eagles_depths_know_their_pair_and_the_target_knows_more(monkeypatch: 
     """Depth d of pair i drafts token i + d + 2. It knows the text up to token i + 1, its target all up to i + d + 1."""
     monkeypatch.setattr(_parallel, "LEAST", 2.0)
     of, batch, depths = target(), row(), 4
-    torch.manual_seed(1)
-    given = {"taps": (0, 2, 3), "parallel": True, "passes": depths, "layers": 2, "mask_token": 7}
-    objective = objectives.build("eagle3", of, (), given).to(of.dtype)
+    objective = fresh("eagle3", of, taps=(0, 2, 3), parallel=True, passes=depths, layers=2, mask_token=7)
     n = sum(SIZES)
     wanted = [
         (i, d) for d in range(depths) for i in range(n) if i + d + 2 < n and same_text(batch, i, i + d + 2)
