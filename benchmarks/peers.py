@@ -33,7 +33,7 @@ from typing import Any
 import transformers
 
 import outrider
-from outrider import encoding, names
+from outrider import encoding, machine, names
 from outrider.backends.choose import readable
 from outrider.backends.native.text_tokenizer import eos_of, load_tokenizer
 from outrider.backends.torch.load import multiplies_halves
@@ -121,20 +121,18 @@ def measure(run: Run, job: dict[str, Any]) -> list[dict[str, Any]]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def table(rows: list[dict[str, Any]], temperature: float, batch: int) -> list[str]:
-    """Tokens per second by task: the median, the lowest and the highest of the repeats; last, the means of its ratios
-    to the engine's own plain decoding and to llama.cpp's."""
+def figures(rows: list[dict[str, Any]], temperature: float, batch: int) -> list[list[str]]:
+    """Tokens per second by task, with a line of headings: the median, the lowest and the highest of the repeats; last,
+    the means of its ratios to the engine's own plain decoding and to llama.cpp's."""
     here = [row for row in rows if (row["temperature"], row["batch"]) == (temperature, batch)]
     cells = {(row["name"], row["task"]): row for row in here}
     engines, names_of = ([*dict.fromkeys(row[what] for row in here)] for what in ("name", "task"))
-    lines = [f"T = {temperature:g}, {'one text' if batch == 1 else f'{batch} texts'}", ""]
-    lines.append("| " + " | ".join(["engine", *names_of, "by its plain", "by llama.cpp's plain"]) + " |")
-    lines.append("|---" * (len(names_of) + 3) + "|")
+    lines = [["engine", *names_of, "by its plain", "by llama.cpp's plain"]]
     for name in engines:
         own = f"{name.partition(', ')[0]}, plain"
         ratios = [mean_ratio(cells, name, other, names_of) for other in (own, "llama, plain")]
-        lines.append("| " + " | ".join([name, *(cell(cells.get((name, task))) for task in names_of), *ratios]) + " |")
-    return [*lines, ""]
+        lines.append([name, *(cell(cells.get((name, task))) for task in names_of), *ratios])
+    return lines
 
 
 def rates(row: dict[str, Any]) -> list[float]:
@@ -155,6 +153,12 @@ def mean_ratio(cells: dict[tuple[str, str], dict[str, Any]], name: str, other: s
         return ""
     found = (statistics.median(rates(cells[name, t])) / statistics.median(rates(cells[other, t])) for t in both)
     return f"{statistics.mean(found):.2f}"
+
+
+def markdown(rows: list[list[str]]) -> str:
+    """A table whose first line are headings."""
+    lines = [f"| {' | '.join(row)} |" for row in rows]
+    return "\n".join([lines[0], "|---" + "|--:" * (len(rows[0]) - 1) + "|", *lines[1:]])
 
 
 def equal(rows: list[dict[str, Any]]) -> list[str]:
@@ -250,6 +254,9 @@ def main() -> None:
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--out", type=Path, required=True, help="a folder")
+    parser.add_argument(
+        "--store", type=Path, help="a JSON file for the tables and the machine, as in papers/results/engines"
+    )
     given = parser.parse_args()
     check(parser, given)
     try:
@@ -276,10 +283,19 @@ def main() -> None:
     for lines in in_turn(runs(given), asked, given.out):
         rows, failed = rows + lines, failed or not lines
         print(*(f"{line['name']} ({line['engine']})" for line in lines[:1]), flush=True)
-    for temperature in given.temperatures:
-        for batch in given.batches:
-            print("", *table(rows, temperature, batch), sep="\n")
+    tables = [
+        {"temperature": temperature, "batch": batch, "rows": figures(rows, temperature, batch)}
+        for temperature in given.temperatures
+        for batch in given.batches
+    ]
+    for one in tables:
+        print(f"\nT = {one['temperature']:g}, {one['batch']} at a time\n", markdown(one["rows"]), "", sep="\n")
     print(*equal(rows), sep="\n")
+    if given.store:
+        settings = {name: getattr(given, name) for name in ("tasks", "limit", "tokens", "repeats", "weights")}
+        models = {"model": Path(given.model).name, "draft model": given.draft_model and given.draft_model.name}
+        document = {"run": {**models, **settings, **machine.environment()}, "tables": tables, "same": equal(rows)}
+        given.store.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     raise SystemExit(int(failed))
 
 

@@ -103,9 +103,11 @@ def rows_of(path: Path) -> list[dict[str, str]]:
 
 
 def read(name: str) -> Any:
-    """The report of a study; of the ablations, which are no run of `outrider bench`, their own document."""
+    """The report of a study; of ablations and of other engines, which are no run of `outrider bench`, a document of
+    their own."""
     path = RESULTS / f"{name}.json"
-    return json.loads(path.read_text(encoding="utf-8")) if name.endswith("ablations") else documents.read(path)
+    own = name.endswith("ablations") or name.startswith("engines/")
+    return json.loads(path.read_text(encoding="utf-8")) if own else documents.read(path)
 
 
 # ------------------------------------------------------------------------------------------------ measured

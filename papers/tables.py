@@ -158,6 +158,17 @@ def ablations(document: dict[str, Any]) -> str:
     return table(("run", "tau, T = 0", "of eagle's", "tau, T = 1", "of eagle's", "held-out loss"), rows)
 
 
+def engines(temperature: float) -> Callable[[dict[str, Any]], str]:
+    """Engines beside each other, one text at a time, from what `benchmarks/peers.py --store` wrote."""
+
+    def made(document: dict[str, Any]) -> str:
+        at = (temperature, 1)
+        (rows,) = (one["rows"] for one in document["tables"] if (one["temperature"], one["batch"]) == at)
+        return table(rows[0], rows[1:])
+
+    return made
+
+
 def ladder(temperature: float) -> Callable[[Document, Document], str]:
     """Speed and quality of Medusa's rungs, and of Medusa-2 beside them."""
 

@@ -19,7 +19,8 @@ import torch
 from torch.nn import functional
 
 import outrider
-from outrider.llm import LLM
+from outrider import LLM, names
+from outrider.backends.torch import load_tokenizer
 
 LAST = 512  # tokens of a dialogue, at most
 
@@ -54,18 +55,9 @@ def tuned(llm: LLM, dialogues: list[list[dict[str, str]]], steps: int, rank: int
     return adapted.merge_and_unload()
 
 
-def save_tokenizer(name: str, folder: Path) -> None:
-    """Beside the weights, as transformers writes it."""
-    from transformers import AutoTokenizer
-
-    path = Path(name)
-    file = {"gguf_file": path.name} if path.suffix == ".gguf" else {}
-    AutoTokenizer.from_pretrained(path.parent if file else name, **file).save_pretrained(folder)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", help="a .gguf file, a folder or a hub id of a chat model")
+    parser.add_argument("model", help="a chat model: smollm2, a .gguf file, a folder or a hub id")
     parser.add_argument("--data", type=Path, required=True, help="JSON lines with messages: a question and an answer")
     parser.add_argument("--out", type=Path, required=True, help="folder")
     parser.add_argument("--steps", type=int, default=300, help="dialogues that are learned, one a step")
@@ -73,14 +65,15 @@ def main() -> None:
     parser.add_argument("--rank", type=int, default=16, help="of the adapter")
     parser.add_argument("--lr", type=float, default=2e-4, help="learning rate")
     a = parser.parse_args()
-    lines = [json.loads(line)["messages"] for line in a.data.read_text(encoding="utf-8").splitlines()]
+    with a.data.open(encoding="utf-8") as file:
+        lines = [json.loads(line)["messages"] for line in file]
     if len(lines) <= a.questions:
         parser.error(f"{a.data} has {len(lines)} dialogues, no more than --questions")
     dialogues, rest = lines[: min(a.steps, len(lines) - a.questions)], lines[-a.questions :]
     torch.manual_seed(0)
     llm = outrider.load(a.model, "none")
     tuned(llm, dialogues, a.steps, a.rank, a.lr).save_pretrained(a.out / "model")
-    save_tokenizer(a.model, a.out / "model")
+    load_tokenizer(names.find(a.model)).save_pretrained(a.out / "model")
     asked = [json.dumps({"prompt": messages[0]["content"]}) + "\n" for messages in rest]
     (a.out / "questions.jsonl").write_text("".join(asked), encoding="utf-8")
 

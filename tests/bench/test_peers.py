@@ -65,9 +65,9 @@ def test_ratios_are_of_medians_and_by_task() -> None:
         row("ours, plain", "a", 1, 1, 9), row("ours, plain", "b", 2), row("ours, drafts", "a", 0.5, 0.5, 0.1),
         row("ours, drafts", "b", 2), row("llama, plain", "a", 2), row("llama, plain", "b", 1),
     ]  # fmt: skip
-    lines = peers.table(rows, 0.0, 1)
-    assert lines[2] == "| engine | a | b | by its plain | by llama.cpp's plain |"
-    assert lines[5] == "| ours, drafts | 20.0 (20.0-100.0) | 5.0 (5.0-5.0) | 1.50 | 2.25 |"
+    lines = peers.figures(rows, 0.0, 1)
+    assert lines[0] == ["engine", "a", "b", "by its plain", "by llama.cpp's plain"]
+    assert lines[2] == ["ours, drafts", "20.0 (20.0-100.0)", "5.0 (5.0-5.0)", "1.50", "2.25"]
 
 
 def test_what_has_no_batches_is_measured_alone() -> None:

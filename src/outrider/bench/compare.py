@@ -117,12 +117,10 @@ def show(comparison: Comparison) -> None:
             if [r.task, r.temperature, r.batch] == [task, *setting]:
                 table.add_row(Text(r.method), *(brief(getattr(r, k), digits) for k, (_, digits) in MEASURES.items()))
         console.print(table)
-    lines = [f"only in A: {key_text(k)}" for k in comparison.only_a]
-    lines += [f"only in B: {key_text(k)}" for k in comparison.only_b]
+    alone = {"A": comparison.only_a, "B": comparison.only_b}
+    lines = [f"only in {run}: {key_text(key)}" for run, keys in alone.items() for key in keys]
     lines += [f"no result: {key_text(k)} ({a} in A, {b} in B)" for k, a, b in comparison.no_result]
-    for line in lines:
-        console.print(Text(line, "bright_black"))
-    console.print(Text(comparison.sentence, "bold"))
+    console.print(Text("\n".join(lines), "bright_black"), Text(comparison.sentence, "bold"), sep="\n" if lines else "")
 
 
 def key_text(key: Key) -> str:

@@ -23,14 +23,9 @@ from .types import OURS
 
 SHOWN = 200  # divergences on the page; results.json has all
 DIGITS = {
-    "speedup": 2,
-    "tokens_per_second": 0,
-    "speedup_with_prefill": 2,
-    "over_stock": 2,
-    "tau": 2,
-    "alpha": 3,
+    "speedup": 2, "tokens_per_second": 0, "speedup_with_prefill": 2, "over_stock": 2, "tau": 2, "alpha": 3,
     "prefill_ms": 1,
-}
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
