@@ -91,7 +91,7 @@ def test_the_cache_gives_back_what_it_was_given(tmp_path: Path, half: bool) -> N
         assert torch.equal(first.features[tap], again.features[tap])
         bounds = {"rtol": 0.01, "atol": 0.0} if half else {"rtol": 0.0, "atol": 0.0}
         torch.testing.assert_close(first.features[tap][there], true.features[tap][there], **bounds)
-    reopened, other = FeatureCache(tmp_path, (1, -1), half, "target"), pack(documents(9), 60)
+    reopened, other = FeatureCache(tmp_path, (1, -1), half, "target"), pack(documents(9, 1, 5, 90), 60)
     result, true = reopened.see(target, other), see(target, other, (1, -1), half)
     assert result.read == int((other.documents >= 0).sum()) - first.read
     there = other.documents >= 0
