@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from small import build
 
 import outrider
 from outrider.budgets import memory
@@ -161,18 +163,18 @@ def test_every_case_has_a_file_of_its_own() -> None:
 
 @pytest.mark.trained
 def test_the_next_run_begins_with_it() -> None:
-    first = outrider.load("demo", compile=False)
+    first = outrider.load("demo")
     options = {"max_new_tokens": 60, "seed": 1, "ignore_eos": True}
     text = first.generate("Once upon a time", **options)[0]  # type: ignore[arg-type]
     (file,) = {held.file for held in first.memories}
     assert file.is_file()
-    second = outrider.load("demo", compile=False)
+    second = outrider.load("demo")
     budget = second.engine().budget
     assert isinstance(budget, AdaptiveBudget)
     assert not budget.measuring
     fits = [part for llm in (first, second) for part in llm.memories[0].learners if isinstance(part, Fit)]
     assert fits[0].scale == fits[1].scale != 1.0
     assert second.generate("Once upon a time", **options)[0].tokens == text.tokens  # type: ignore[arg-type]
-    in_memory = outrider.load(first.target.model, "lookup")  # type: ignore[attr-defined]
+    in_memory = outrider.load(build("llama", torch.float32), "lookup")
     in_memory.engine()
     assert not in_memory.memories  # its weights may change from one run to the next
