@@ -40,10 +40,10 @@ def speculators(**changes: Any) -> dict[str, Any]:
     config = foreign.speculators()
     inner = {**config["transformer_layer_config"], "num_hidden_layers": 3}
     proposal = {"proposal_type": "greedy", "speculative_tokens": 6}
-    messages = {**config["speculators_config"], "algorithm": "peagle", "proposal_methods": [proposal]}
+    settings = {**config["speculators_config"], "algorithm": "peagle", "proposal_methods": [proposal]}
     named = {"architectures": ["PEagleSpeculator"], "speculators_model_type": "peagle", "norm_before_residual": False}
     return {
-        **config, **named, "mask_token_id": TOKEN, "transformer_layer_config": inner, "speculators_config": messages,
+        **config, **named, "mask_token_id": TOKEN, "transformer_layer_config": inner, "speculators_config": settings,
         **changes,
     }  # fmt: skip
 

@@ -141,8 +141,8 @@ def test_a_file_drafts(file: Path) -> None:
     llm = outrider.load(file, f"model:{file}")
     plain = outrider.load(file, "none")
     options = {"max_new_tokens": 20, "seed": 1, "temperature": 0.8, "ignore_eos": True}
-    (drafted,), (messages,) = (x.generate("abc", **options) for x in (llm, plain))
-    assert drafted.tokens == messages.tokens
+    (drafted,), (undrafted,) = (x.generate("abc", **options) for x in (llm, plain))
+    assert drafted.tokens == undrafted.tokens
     assert drafted.usage.tau > 2, "the target itself as its drafter"
 
 

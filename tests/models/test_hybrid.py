@@ -150,10 +150,10 @@ def accept(tree: DraftTree, rows: Rows, dice: random.Random) -> Round:
     """A round in which every row accepts the path to a node of its own, and the target adds a token."""
     paths = []
     for b in range(len(rows)):
-        results = [dice.randrange(int(tree.size[b]))]
-        while results[0]:
-            results.insert(0, int(tree.parents[b, results[0]]))
-        paths.append(results)
+        nodes = [dice.randrange(int(tree.size[b]))]
+        while nodes[0]:
+            nodes.insert(0, int(tree.parents[b, nodes[0]]))
+        paths.append(nodes)
     following = [dice.randrange(VOCAB) for _ in paths]
     tokens = [
         [int(tree.tokens[b, n]) for n in p[1:]] + [t] for b, (p, t) in enumerate(zip(paths, following, strict=True))

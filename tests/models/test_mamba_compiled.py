@@ -180,7 +180,7 @@ def test_pending_tokens_are_read_as_tensors_read_them(waits: list[list[int]], dt
 
 def test_a_temporary_tree_leaves_the_state_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where text is drafted: tokens that are not settled, few and many."""
-    full, messages = CompiledMambaDrafting.propose, list[DraftTree]()
+    full, trees = CompiledMambaDrafting.propose, list[DraftTree]()
 
     def both(self: CompiledMambaDrafting, rows: Rows, budget: Budget) -> DraftTree:
         kept, pending = [part.copy() for part in self.state.arrays], self.pending
@@ -191,13 +191,13 @@ def test_a_temporary_tree_leaves_the_state_unchanged(monkeypatch: pytest.MonkeyP
             wanted = other.propose_after(nothing, tails, rows, budget)
             assert np.array_equal(result.tokens, wanted.tokens)
             assert all(np.array_equal(*parts) for parts in zip(self.state.arrays, kept, strict=True))
-            messages.append(result)
+            trees.append(result)
         self.pending = pending
         return full(self, rows, budget)
 
     monkeypatch.setattr(CompiledMambaDrafting, "propose", both)
     made(97, 0, FULL).generate(PROMPTS, max_new_tokens=6, batch_size=3, budget=Given(Budget(16, 4)))
-    assert max(tree.nodes for tree in messages) > 1
+    assert max(tree.nodes for tree in trees) > 1
 
 
 def test_a_text_without_drafts_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -88,12 +88,12 @@ def test_when_pairs_are_read_does_not_matter(temperature: float, monkeypatch: py
         batch, trees = heads.stock(target, drafter, PROMPTS, temperature=temperature), []
         propose = batch.drafting.propose
 
-        def messages(*given: Any, propose: Any = propose, trees: list[Any] = trees) -> Any:
+        def recorded(*given: Any, propose: Any = propose, trees: list[Any] = trees) -> Any:
             made = propose(*given)
             trees.append((made.tokens.tolist(), made.parents.tolist()))
             return made
 
-        batch.drafting.propose = messages  # type: ignore[method-assign]
+        batch.drafting.propose = recorded  # type: ignore[method-assign]
         with torch.no_grad():
             for _ in range(5):
                 batch.round()

@@ -211,21 +211,21 @@ def lacking(folder: Path) -> Path:
 
 
 def test_progress_is_reported(model: Path, drafter: Path) -> None:
-    messages: list[tuple[str, int]] = []
+    progress: list[tuple[str, int]] = []
     specs = [str(drafter), "lookup"]
     results = parity.certify(
         lambda spec: load(str(model), spec, dtype="float32"), specs, model, PROMPTS, engine, TOKENS, NEW, "vllm",
-        lambda doing, texts: messages.append((doing, texts)),
+        lambda doing, texts: progress.append((doing, texts)),
     )  # fmt: skip
-    first, _ = next(results), messages.clear()
+    first, _ = next(results), progress.clear()
     assert first.drafter == str(drafter)
     assert first.passed
     assert [c.drafter for c in results] == ["lookup"]
-    assert [doing for doing, n in messages if not n] == [
+    assert [doing for doing, n in progress if not n] == [
         "starting vLLM with lookup (2 of 2)", "decoding with lookup (2 of 2) in vLLM",
     ]  # fmt: skip
     texts = len(PROMPTS)
-    assert [told_of for told_of in messages if told_of[1]] == [
+    assert [one for one in progress if one[1]] == [
         ("decoding with lookup (2 of 2) in vLLM", texts), *[("decoding with lookup (2 of 2) in Outrider", 1)] * texts,
     ]  # fmt: skip
 

@@ -74,16 +74,16 @@ def test_functions_are_cut_at_their_ends() -> None:
 
 def test_packed_answers_come_back(tmp_path: Path) -> None:
     work, kept = tmp_path / "work", tmp_path / "kept"
-    arguments = [{"kind": "own", "messages": [{"role": "user", "content": f"Question {i}?"}]} for i in range(3)]
+    recorded = [{"kind": "own", "messages": [{"role": "user", "content": f"Question {i}?"}]} for i in range(3)]
     report = [
         {
             "id": i,
-            "messages": [*arguments[i]["messages"], {"role": "assistant", "content": f"Answer {i}."}],
+            "messages": [*recorded[i]["messages"], {"role": "assistant", "content": f"Answer {i}."}],
             "ends": i > 0,
         }
         for i in (2, 0)
     ]
-    lines(work / "questions-0.jsonl", arguments)
+    lines(work / "questions-0.jsonl", recorded)
     lines(work / "answers-0.jsonl", report)
     lines(
         work / "openings-answered.jsonl",

@@ -240,8 +240,8 @@ def test_ctrl_c_keeps_answers(
 
 
 def test_equal_questions_have_ids_of_their_own() -> None:
-    arguments = ["a", "b", "a", [{"role": "user", "content": "a"}]]
-    result = keys(arguments)
+    prompts = ["a", "b", "a", [{"role": "user", "content": "a"}]]
+    result = keys(prompts)
     assert len(set(result)) == 4
     assert result[:2] == keys(["a", "b"]), "an id does not depend on what follows"
     assert keys(["b", "a"]) == result[1::-1], "nor on the order"

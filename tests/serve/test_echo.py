@@ -56,11 +56,11 @@ def test_logprobs_are_those_of_the_stock_model(served: Served, llm: LLM) -> None
     wanted = distributions.gather(1, torch.tensor(ids[1:])[:, None])[:, 0].tolist()
     assert scores["token_logprobs"][1:] == pytest.approx(wanted, abs=1e-3)
     assert min(wanted) < -1, "all of it was certain: nothing is compared"
-    for messages, distribution in zip(scores["top_logprobs"][1:], distributions, strict=True):
+    for top, distribution in zip(scores["top_logprobs"][1:], distributions, strict=True):
         best = distribution.topk(3)
-        assert list(messages.values())[:3] == pytest.approx(best.values.tolist(), abs=1e-3)
+        assert list(top.values())[:3] == pytest.approx(best.values.tolist(), abs=1e-3)
         if float(best.values[0] - best.values[1]) > 1e-2:
-            assert next(iter(messages)) == names(served, [int(best.indices[0])])[0]
+            assert next(iter(top)) == names(served, [int(best.indices[0])])[0]
 
 
 def test_a_token_has_the_logprob_that_it_had_when_it_was_written(served: Served, llm: LLM) -> None:
@@ -159,14 +159,14 @@ def test_offsets_are_places_in_the_text(served: Served, llm: LLM) -> None:
 
 
 def test_places() -> None:
-    def messages(text: str, *tokens: bytes) -> list[int]:
+    def offsets(text: str, *tokens: bytes) -> list[int]:
         return places(text, tokens)
 
-    assert messages("ab cd", b"<s>", b"ab", b" cd") == [0, 0, 2]
-    assert messages("ab cd", b"<s>", b" ab", b" cd") == [0, 0, 2], "sentencepiece puts a space first"
-    assert messages("a<s>b", b"<s>", b"a", b"<s>", b"b") == [0, 0, 1, 4], "a mark that somebody wrote is text"
+    assert offsets("ab cd", b"<s>", b"ab", b" cd") == [0, 0, 2]
+    assert offsets("ab cd", b"<s>", b" ab", b" cd") == [0, 0, 2], "sentencepiece puts a space first"
+    assert offsets("a<s>b", b"<s>", b"a", b"<s>", b"b") == [0, 0, 1, 4], "a mark that somebody wrote is text"
     dog = "🐕".encode()
-    assert messages("a🐕b", b"a", dog[:2], dog[2:], b"b") == [0, 1, 1, 2]
+    assert offsets("a🐕b", b"a", dog[:2], dog[2:], b"b") == [0, 1, 1, 2]
 
 
 def test_samples_share_one_scoring(llm: LLM, loaded: Any, start: Serve, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,7 +63,7 @@ def test_the_client_retries_a_full_server(
     occupant = Reader(served.port, "/v1/completions", LONG)
     with pytest.raises(openai.RateLimitError) as refused:
         client_of(served, retries=0).chat.completions.create(**ASKED)
-    messages = float(refused.value.response.headers["retry-after"])
+    retry_after = float(refused.value.response.headers["retry-after"])
 
     def leave() -> None:
         occupant.sock.close()
@@ -76,7 +76,7 @@ def test_the_client_retries_a_full_server(
     else:
         text = made.choices[0].message.content
     assert text == wanted
-    assert waits == [messages], "one try more, after what the server said"
+    assert waits == [retry_after], "one try more, after what the server said"
 
 
 def test_the_client_retries_a_server_that_shuts_down(

@@ -93,8 +93,8 @@ def test_samples_of_one_prompt_share_its_reading(llm: LLM, loaded: Any, start: S
     words = [choice["text"] for choice in made["choices"]]
     alone = [served.post("/v1/completions", {**body, "n": 1, "seed": 5 + j}) for j in range(3)]
     assert words == [one["choices"][0]["text"] for one in alone]
-    messages = [one["usage"]["prompt_tokens_details"]["cached_tokens"] for one in (made, *alone)]
-    assert messages == [0, *[len(llm.encode(STORY)) - 1] * 3]
+    cached = [one["usage"]["prompt_tokens_details"]["cached_tokens"] for one in (made, *alone)]
+    assert cached == [0, *[len(llm.encode(STORY)) - 1] * 3]
     page = served.send("GET", "/metrics")[2].decode()
     hits = next(line for line in page.splitlines() if line.startswith("vllm:prefix_cache_hits_total{"))
     assert float(hits.split()[1]) == 5 * (len(llm.encode(STORY)) - 1)

@@ -155,8 +155,8 @@ def test_it_is_trained_saved_loaded_and_decoded_with(tmp_path: Path) -> None:
     learned = [line["loss"] for line in lines if "loss" in line]
     assert learned[-1] < learned[0]
     config = json.loads((result.folder / "config.json").read_text())
-    messages = {"outrider_method": "toy", "format": 1, "target_weights": "0123456789abcdef"}
-    assert config == {**messages, "vocab": 61, "hidden": 32}
+    header = {"outrider_method": "toy", "format": 1, "target_weights": "0123456789abcdef"}
+    assert config == {**header, "vocab": 61, "hidden": 32}
     assert load_file(result.folder / "model.safetensors").keys() == {"map.weight", "map.bias"}
     drafter = drafters.load(str(result.folder), of)
     tokens, usage = decoded(of, drafter, [3, 7, 11], 16, 4)

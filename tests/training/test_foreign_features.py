@@ -56,8 +56,8 @@ def states(target: HFTarget, tokens: list[int]) -> dict[str, torch.Tensor]:
 
 def header(folder: Path, layers: Sequence[int] = (*LAYERS, LAST), normed: bool = False, **target: int) -> None:
     sizes = {"hidden_size": 32, "num_hidden_layers": LAST, "vocab_size": 97, **target}
-    messages = {"target": sizes, "layers": list(layers), "normed": normed}
-    (folder / "features.json").write_text(json.dumps(messages))
+    fields = {"target": sizes, "layers": list(layers), "normed": normed}
+    (folder / "features.json").write_text(json.dumps(fields))
 
 
 def vllm(folder: Path, target: HFTarget, given: Sequence[list[int]], fp8: bool = False, flat: bool = False) -> None:

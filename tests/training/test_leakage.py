@@ -70,11 +70,11 @@ def made(objective: Any, of: HFTarget, batch: Batch, seen: TargetFeatures | None
     pairs: list[tuple[Tensor, Tensor]] = []
     loss = type(objective)._loss
 
-    def messages(student: Tensor, teacher: Tensor) -> Tensor:
+    def recorded(student: Tensor, teacher: Tensor) -> Tensor:
         pairs.extend(zip(student, teacher, strict=True))
         return loss(objective, student, teacher)
 
-    objective._loss = messages
+    objective._loss = recorded
     try:
         with torch.no_grad():
             objective(batch, seen or see(of, batch, objective.taps))
@@ -204,11 +204,11 @@ def test_p_eagles_depths_know_their_pair_and_the_target_knows_more(monkeypatch: 
     pairs: list[tuple[Tensor, Tensor]] = []
     true = _parallel.cross_entropy
 
-    def messages(student: Tensor, teacher: Tensor) -> Tensor:
+    def recorded(student: Tensor, teacher: Tensor) -> Tensor:
         pairs.extend(zip(student, teacher, strict=True))
         return true(student, teacher)
 
-    monkeypatch.setattr(_parallel, "cross_entropy", messages)
+    monkeypatch.setattr(_parallel, "cross_entropy", recorded)
 
     def made(batch: Batch) -> Made:
         pairs.clear()

@@ -249,9 +249,9 @@ def test_static_trees(parents: tuple[int, ...], temperature: float, rule: str) -
                 scores = (logits + noise).astype(np.float32)
                 best = np.argsort(-scores, kind="stable")[: len(children)]
                 assert children == best.tolist()
-                messages = made.values[b, [i for i in range(1, made.nodes) if made.parents[b, i] == node]]
+                values = made.values[b, [i for i in range(1, made.nodes) if made.parents[b, i] == node]]
                 own = np.log(sampling.softmax(scores / 1.5))[best]
-                assert np.allclose(messages, made.values[b, node] + own, atol=1e-5), "confidences along the path"
+                assert np.allclose(values, made.values[b, node] + own, atol=1e-5), "confidences along the path"
 
 
 def _fed(parents: tuple[int, ...]) -> set[int]:
