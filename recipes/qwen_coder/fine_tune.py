@@ -74,7 +74,7 @@ def main() -> None:
     llm = outrider.load(a.model, "none")
     tuned(llm, dialogues, a.steps, a.rank, a.lr).save_pretrained(a.out / "model")
     load_tokenizer(names.find(a.model)).save_pretrained(a.out / "model")
-    asked = [json.dumps({"prompt": messages[0]["content"]}) + "\n" for messages in rest]
+    asked = [json.dumps({"messages": messages[:1]}) + "\n" for messages in rest]
     (a.out / "questions.jsonl").write_text("".join(asked), encoding="utf-8")
 
 

@@ -84,4 +84,4 @@ def test_a_fine_tune_is_a_changed_model_that_loads(tmp_path: Path, monkeypatch: 
     assert "zebra" in after
     assert "zebra" not in before
     (asked,) = (out / "questions.jsonl").read_text(encoding="utf-8").splitlines()
-    assert json.loads(asked) == {"prompt": "Say 3."}
+    assert json.loads(asked) == {"messages": [{"role": "user", "content": "Say 3."}]}
