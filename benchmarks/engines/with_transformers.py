@@ -60,4 +60,5 @@ def start(job: dict[str, Any]) -> tuple[str, Write, Decode]:
     return f"{transformers.__version__}, {model.dtype}", write, decode
 
 
-serve(start)
+if __name__ == "__main__":
+    serve(start)

@@ -76,12 +76,12 @@ class SameTime(Honest):
     """Tells the time of its first prompt for all of them."""
 
     def change(self, answer: Answer, prompts: Sequence[Sequence[int]], ask: Ask) -> Answer:
-        told = [Usage(new_tokens=len(t), rounds=9, decode_seconds=1e-6) for t in answer.tokens]
-        return replace(answer, usages=told)
+        messages = [Usage(new_tokens=len(t), rounds=9, decode_seconds=1e-6) for t in answer.tokens]
+        return replace(answer, usages=messages)
 
 
 class Before(Honest):
-    """Says that its prompts took longer than the whole call, so that its decoding takes no time."""
+    """Reports that its prompts took longer than the full call, so that its decoding takes no time."""
 
     def change(self, answer: Answer, prompts: Sequence[Sequence[int]], ask: Ask) -> Answer:
         return replace(answer, prefill=1e3 + self.calls)
@@ -116,10 +116,10 @@ def judged(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]
         lab = Lab(tmp_path_factory.mktemp("broken"), eos=eos, tokens=TOKENS, turns=(1,) * 4)
         kinds = [kind for kind, _ in BROKEN if (kind is Tail) == bool(eos)]
         peers: dict[str, Any] = {"honest": Honest(lab)} | {kind.__name__: kind(lab) for kind in kinds}
-        found = lab.measure([Method("none"), *(Method(name, peer=name) for name in peers)], peers=peers)
-        assert found["honest"]["state"] == "done", found["honest"]
-        assert found["honest"]["same_text"] == 4
-        cells |= found
+        result = lab.measure([Method("none"), *(Method(name, peer=name) for name in peers)], peers=peers)
+        assert result["honest"]["state"] == "done", result["honest"]
+        assert result["honest"]["same_text"] == 4
+        cells |= result
     return cells
 
 
@@ -155,7 +155,7 @@ def test_counting_too_many_tokens_is_caught(tmp_path: Path) -> None:
 
 
 def test_ties_that_rounding_turned_are_no_fault(tmp_path: Path) -> None:
-    """Two texts that part where the target has no preference: told, with the margin, and not held against a method."""
+    """Texts that part at a tie of the target: reported, with the margin, and not counted against a method."""
     lab = Lab(tmp_path, turns=(1,))
     target = lab.target
     ids = lab.runner().ids(lab.task, lab.task.prompts[0], [])
@@ -176,7 +176,7 @@ def test_ties_that_rounding_turned_are_no_fault(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_plain_texts_are_held_to_the_models_own_pass(temperature: float, tmp_path: Path) -> None:
+def test_plain_texts_are_checked_against_the_models_own_pass(temperature: float, tmp_path: Path) -> None:
     """Tokens that it would not have chosen are counted; a last one that is another changes none of those before."""
     lab = Lab(tmp_path, turns=(1,))
     ids = lab.runner().ids(lab.task, lab.task.prompts[0], [])

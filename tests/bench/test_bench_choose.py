@@ -32,33 +32,33 @@ PLAIN = cell("none", 1.0, 1.0, 1.0)
 
 def test_the_best_is_the_one_whose_interval_is_clear_of_all_others() -> None:
     slow, fast = cell("lookup", 1.1, 1.05, 1.15), cell("eagle:DIR?tree=chain", 1.6, 1.4, 1.8, budget="8x3")
-    found = conclude("org/model", by_name(PLAIN, slow, fast), [], 12.3)
-    assert found.best is not None
-    assert (found.best.drafter, found.sure) == ("eagle:DIR?tree=chain", True)
-    assert found.command == "outrider generate org/model \"...\" --drafter 'eagle:DIR?tree=chain' --budget 8x3"
-    assert found.python == "outrider.load(\"org/model\", 'eagle:DIR?tree=chain', budget='8x3')"
-    assert [c.drafter for c in found.candidates] == ["eagle:DIR?tree=chain", "lookup"]
+    result = conclude("org/model", by_name(PLAIN, slow, fast), [], 12.3)
+    assert result.best is not None
+    assert (result.best.drafter, result.sure) == ("eagle:DIR?tree=chain", True)
+    assert result.command == "outrider generate org/model \"...\" --drafter 'eagle:DIR?tree=chain' --budget 8x3"
+    assert result.python == "outrider.load(\"org/model\", 'eagle:DIR?tree=chain', budget='8x3')"
+    assert [c.drafter for c in result.candidates] == ["eagle:DIR?tree=chain", "lookup"]
     near = cell("suffix", 1.5, 1.3, 1.7)
-    found = conclude("demo", by_name(PLAIN, near, fast), [], 1.0)
-    assert not found.sure
-    assert "others are as good within the intervals" in found.sentence
+    result = conclude("demo", by_name(PLAIN, near, fast), [], 1.0)
+    assert not result.sure
+    assert "others are as good within the intervals" in result.sentence
 
 
 @pytest.mark.parametrize("speedup", [(0.9, 0.8, 0.95), (1.3, 0.9, 1.7), (2.0,)])
 def test_plain_decoding_wins_unless_a_drafter_is_faster_beyond_chance(speedup: tuple[float, ...]) -> None:
-    found = conclude("demo", by_name(PLAIN, cell("lookup", *speedup)), [], 1.0)
-    assert found.best is None
-    assert found.sentence.startswith("Plain decoding (100 tokens/s) is the fastest for demo on this machine")
-    assert "--drafter none" in found.command
+    result = conclude("demo", by_name(PLAIN, cell("lookup", *speedup)), [], 1.0)
+    assert result.best is None
+    assert result.sentence.startswith("Plain decoding (100 tokens/s) is the fastest for demo on this machine")
+    assert "--drafter none" in result.command
 
 
 def test_a_mix_is_spelled_out() -> None:
-    found = conclude("demo", by_name(PLAIN, cell("suffix + lookup", 2.0, 1.9, 2.1)), [], 1.0)
-    assert found.command == 'outrider generate demo "..." --drafter suffix --drafter lookup'
-    assert found.python == "outrider.load(\"demo\", ['suffix', 'lookup'])"
+    result = conclude("demo", by_name(PLAIN, cell("suffix + lookup", 2.0, 1.9, 2.1)), [], 1.0)
+    assert result.command == 'outrider generate demo "..." --drafter suffix --drafter lookup'
+    assert result.python == "outrider.load(\"demo\", ['suffix', 'lookup'])"
 
 
-def test_who_is_left_behind() -> None:
+def test_a_clearly_slower_candidate_drops_out() -> None:
     best, slow, near = cell("a", 1.6, 1.4, 1.8), cell("b", 1.1, 1.0, 1.2), cell("c", 1.5, 1.3, 1.7)
     assert [behind(c, (PLAIN, best, slow, near)) for c in (best, slow, near)] == [False, True, False]
     assert behind(cell("d"), (PLAIN, best)), "what has no figures"
@@ -73,45 +73,45 @@ def silent(what: str, left: float | None) -> None:
     pass
 
 
-def test_all_prompts_are_used_where_nobody_is_left_behind(tmp_path: Path) -> None:
+def test_all_prompts_are_used_where_no_candidate_drops_out(tmp_path: Path) -> None:
     lab = Lab(tmp_path, turns=(1,) * 3, tokens=6)
     for name in ("lookup", "suffix"):
         lab.drafter(name, load(name))
     runner, rows = lab.runner(), [Method("none"), Method("lookup"), Method("suffix")]
     runner.open(rows)
-    found = narrow(runner, lab.task, rows, silent)
-    assert set(found) == {"none", "lookup", "suffix"}
-    assert found["none"].prompts in (2, 3)
+    result = narrow(runner, lab.task, rows, silent)
+    assert set(result) == {"none", "lookup", "suffix"}
+    assert result["none"].prompts in (2, 3)
 
 
-def test_the_fastest_go_on_and_what_cannot_be_loaded_is_told(tmp_path: Path) -> None:
+def test_the_fastest_go_on_and_load_failures_are_reported(tmp_path: Path) -> None:
     """Every candidate answers one or two prompts; three of them, at most, and plain decoding answer the others."""
-    lab, told = Lab(tmp_path, turns=(1,) * 6, tokens=8), list[tuple[str, float | None]]()
+    lab, messages = Lab(tmp_path, turns=(1,) * 6, tokens=8), list[tuple[str, float | None]]()
     names = ("lookup", "suffix", "lookahead", "ngram?n=1")
     for name in names:
         lab.drafter(name, load(name, lab.target))
     runner = lab.runner()
     rows = [Method(name) for name in ("none", *names, "no-such-drafter")]
-    found, lost = measure(runner, lab.task, rows, 5.0, lambda what, left: told.append((what, left)))
-    assert {"none", *names} <= set(found)
-    assert all(name.partition(", ")[0] in names for name in found if name != "none")  # the leader's fixed budgets too
+    results, lost = measure(runner, lab.task, rows, 5.0, lambda what, left: messages.append((what, left)))
+    assert {"none", *names} <= set(results)
+    assert all(name.partition(", ")[0] in names for name in results if name != "none")  # the leader's fixed budgets too
     assert [(c.drafter, c.note.partition(";")[0]) for c in lost] == [
         ("no-such-drafter", "there is no drafter 'no-such-drafter'")
     ]
     answered = {name: {s.chunk for s in runner.store.samples if s.method == name} for name in ("none", *names)}
     assert all(chunks >= {0} for chunks in answered.values())
     assert sum(len(answered[name]) > 2 for name in names) <= FINALISTS
-    assert all(left is not None and left <= 300 for _, left in told)
+    assert all(left is not None and left <= 300 for _, left in messages)
 
 
 def test_candidates_that_the_time_does_not_allow_are_named(tmp_path: Path) -> None:
     """The time is up at once: plain decoding and what was promising come first, and nothing is measured late."""
     lab = Lab(tmp_path, turns=(1,) * 3, tokens=6)
     lab.drafter("lookup", load("lookup"))
-    found, lost = measure(lab.runner(), lab.task, [Method("none"), Method("lookup")], 1e-9, silent)
+    result, lost = measure(lab.runner(), lab.task, [Method("none"), Method("lookup")], 1e-9, silent)
     assert [c.drafter for c in lost] == ["lookup"]
     assert "there was no time to try it" in lost[0].note
-    made = conclude("demo", found, lost, 0.0)
+    made = conclude("demo", result, lost, 0.0)
     assert isinstance(made.plain, Candidate)
     assert made.sentence == "The time was too short to measure demo; give more --minutes."
 
@@ -119,12 +119,12 @@ def test_candidates_that_the_time_does_not_allow_are_named(tmp_path: Path) -> No
 @pytest.mark.process
 def test_a_recommendation_comes_within_its_minutes(capsys: pytest.CaptureFixture[str]) -> None:
     """However few they are: plain decoding is measured, and every candidate has figures or a reason."""
-    assert main(["recommend", "demo", "--minutes", "0.25", "--no-compile", "--max-new-tokens", "16", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["seconds"] < 150, "15 s, and what was begun in them on a machine that does other things too"
-    assert found["plain"]["tokens_per_second"][0] > 0
-    assert [c for c in found["candidates"] if not c["speedup"] and not c["note"]] == []
-    assert "demo" in found["sentence"]
+    assert main(["recommend", "demo", "--minutes", "0.1", "--no-compile", "--max-new-tokens", "16", "--json"]) == 0
+    results = json.loads(capsys.readouterr().out)
+    assert results["seconds"] < 150, "6 s, and what was begun in them on a machine that does other things too"
+    assert results["plain"]["tokens_per_second"][0] > 0
+    assert [c for c in results["candidates"] if not c["speedup"] and not c["note"]] == []
+    assert "demo" in results["sentence"]
 
 
 def test_what_cannot_be_measured_is_refused() -> None:

@@ -19,13 +19,13 @@ CHAT = ("chat", 0.0, 1)
 
 @pytest.fixture(scope="module")
 def document() -> Document:
-    found: Document = from_dict(Document, made())
-    found.cells = [c for c in found.cells if c.method in ("none", "HASS", "EAGLE-2, 60x6")]
-    return found
+    result: Document = from_dict(Document, made())
+    result.cells = [c for c in result.cells if c.method in ("none", "HASS", "EAGLE-2, 60x6")]
+    return result
 
 
-def row(found: Comparison, method: str) -> Row:
-    (mine,) = [r for r in found.rows if (r.task, r.temperature, r.batch, r.method) == (*CHAT, method)]
+def row(result: Comparison, method: str) -> Row:
+    (mine,) = [r for r in result.rows if (r.task, r.temperature, r.batch, r.method) == (*CHAT, method)]
     return mine
 
 
@@ -38,43 +38,43 @@ def row(found: Comparison, method: str) -> Row:
     ],
 )  # fmt: skip
 def test_a_change_is_significant_where_the_intervals_do_not_meet(a: Any, b: Any, apart: bool) -> None:
-    found = Change.of(Estimate(*a), Estimate(*b))
-    assert found is not None
-    assert found.significant is apart
-    assert found.ratio == pytest.approx(b[0] / a[0])
+    result = Change.of(Estimate(*a), Estimate(*b))
+    assert result is not None
+    assert result.significant is apart
+    assert result.ratio == pytest.approx(b[0] / a[0])
 
 
 def test_a_run_beside_itself(document: Document) -> None:
-    found = compare(document, document)
-    assert not found.warnings
-    assert not found.only_a + found.only_b
-    assert len(found.rows) + len(found.no_result) == len(document.cells)
-    assert not any(c.significant for r in found.rows for c in (r.speedup, r.tau) if c)
-    told = to_json(found)
-    assert json.loads(json.dumps(told)) == told
+    result = compare(document, document)
+    assert not result.warnings
+    assert not result.only_a + result.only_b
+    assert len(result.rows) + len(result.no_result) == len(document.cells)
+    assert not any(c.significant for r in result.rows for c in (r.speedup, r.tau) if c)
+    messages = to_json(result)
+    assert json.loads(json.dumps(messages)) == messages
 
 
-def test_changes_gaps_and_faults_are_told(document: Document, capsys: pytest.CaptureFixture[str]) -> None:
+def test_changes_gaps_and_faults_are_reported(document: Document, capsys: pytest.CaptureFixture[str]) -> None:
     b = copy.deepcopy(document)
     cells = {c.method: c for c in b.cells if c.key[:3] == CHAT}
     cells["HASS"].speedup, cells["HASS"].tau = Estimate(3.0, 2.9, 3.1), None
     cells["EAGLE-2, 60x6"].speedup = Estimate(0.5, 0.4, 0.6)
     cells["none"].method = "none [bold]|"
     b.run.target, b.run.arguments["tokens"], b.run.machine["threads"] = "another", 64, 4
-    found = compare(document, b)
-    changed = row(found, "HASS")
+    output = compare(document, b)
+    changed = row(output, "HASS")
     assert changed.speedup is not None
     assert changed.speedup.significant
     assert changed.tau is None
-    assert [k[-1] for k in found.only_a] == ["none"]
-    assert [k[-1] for k in found.only_b] == ["none [bold]|"]
-    assert [(k[-1], a, b) for k, a, b in found.no_result] == [("EAGLE-2, 60x6", "invalid", "invalid")]
-    targets, machine, arguments = found.warnings
+    assert [k[-1] for k in output.only_a] == ["none"]
+    assert [k[-1] for k in output.only_b] == ["none [bold]|"]
+    assert [(k[-1], a, b) for k, a, b in output.no_result] == [("EAGLE-2, 60x6", "invalid", "invalid")]
+    targets, machine, arguments = output.warnings
     assert "outrider/demo, another" in targets
     assert machine == "The machines differ: threads 2, 4."
     assert arguments == "The arguments differ: tokens 32, 64."
-    assert "1 are faster in B and 1 slower" in found.sentence
-    show(found)
+    assert "1 are faster in B and 1 slower" in output.sentence
+    show(output)
     said = capsys.readouterr().out
     assert "only in B: none [bold]|" in said
     assert "no result: EAGLE-2, 60x6" in said
@@ -84,6 +84,6 @@ def test_a_cell_that_is_invalid_in_one_run_is_not_compared(document: Document) -
     b = copy.deepcopy(document)
     broken = next(c for c in b.cells if c.method == "HASS")
     broken.state, broken.speedup = "invalid", Estimate(98.7, 98.6, 98.8)
-    found = compare(document, b)
-    assert "98.7" not in json.dumps(to_json(found))
-    assert found.no_result[0] == (broken.key, "done", "invalid")
+    result = compare(document, b)
+    assert "98.7" not in json.dumps(to_json(result))
+    assert result.no_result[0] == (broken.key, "done", "invalid")

@@ -48,20 +48,20 @@ def one_sentence(error: pytest.ExceptionInfo[InputError]) -> str:
 
 
 def test_plain_decoding_comes_first_then_peers_then_drafters() -> None:
-    found = rows(["lookup", "eagle:demo"], variants=["plain", "int8"], others=["transformers"])
-    assert [m.name for m in found] == [
+    results = rows(["lookup", "eagle:demo"], variants=["plain", "int8"], others=["transformers"])
+    assert [m.name for m in results] == [
         "none", "none, int8", "transformers", "lookup", "lookup, int8", "eagle:demo", "eagle:demo, int8",
     ]  # fmt: skip
-    assert [m.plain for m in found] == [True, True, *[False] * 5]
-    assert [m.peer for m in found] == ["outrider", "outrider", "transformers", *["outrider"] * 4]
+    assert [m.plain for m in results] == [True, True, *[False] * 5]
+    assert [m.peer for m in results] == ["outrider", "outrider", "transformers", *["outrider"] * 4]
 
 
 def test_every_drafter_meets_every_rule_budget_and_variant() -> None:
     grid = ["lookup", "suffix"], ["coupled", "rejection"], ["auto", "16x6", "3,2"], ["plain", "eager"]
-    found = rows(*grid)
-    assert [(m.spec, m.rule, m.budget, m.variant) for m in found[2:]] == list(product(*grid))
-    assert [(m.spec, m.variant) for m in found[:2]] == [("none", "plain"), ("none", "eager")]
-    names = [m.name for m in found]
+    results = rows(*grid)
+    assert [(m.spec, m.rule, m.budget, m.variant) for m in results[2:]] == list(product(*grid))
+    assert [(m.spec, m.variant) for m in results[:2]] == [("none", "plain"), ("none", "eager")]
+    names = [m.name for m in results]
     assert len(set(names)) == len(names) == 26
     assert names[2:6] == ["lookup", "lookup, eager", "lookup, 16x6", "lookup, 16x6, eager"]
     assert "suffix, rejection, 3,2, eager" in names
@@ -74,7 +74,7 @@ def test_names_are_unique_over_a_large_grid() -> None:
     assert len(set(names)) == len(names) == 4 + 6 * 6 * 5 * 4
 
 
-def test_another_variant_is_always_said() -> None:
+def test_another_variant_is_always_named() -> None:
     """A name belongs to one method in every run of a folder."""
     assert [m.name for m in rows(variants=["int8"])] == ["none, int8", "lookup, int8"]
 
@@ -150,20 +150,20 @@ def test_the_parts_of_a_drafter(text: str, label: str, spec: str, budget: str, r
 
 
 def test_a_label_stands_for_the_spec_and_not_for_the_rest() -> None:
-    found = rows(["mine=eagle:DIR?tree=chain"], ["coupled", "rejection"], ["4x2"])
-    assert [m.name for m in found] == ["none", "mine, 4x2", "mine, rejection, 4x2"]
+    results = rows(["mine=eagle:DIR?tree=chain"], ["coupled", "rejection"], ["4x2"])
+    assert [m.name for m in results] == ["none", "mine, 4x2", "mine, rejection, 4x2"]
 
 
 def test_a_budget_of_its_own_stands_for_all() -> None:
-    found = rows(["lookup@8x4", "suffix"], budgets=["auto", "3,2"])
-    assert [(m.spec, m.budget) for m in found[1:]] == [("lookup", "8x4"), ("suffix", "auto"), ("suffix", "3,2")]
+    results = rows(["lookup@8x4", "suffix"], budgets=["auto", "3,2"])
+    assert [(m.spec, m.budget) for m in results[1:]] == [("lookup", "8x4"), ("suffix", "auto"), ("suffix", "3,2")]
     with pytest.raises(InputError, match="2 to 256 nodes"):
         rows(["lookup@1x4"])
 
 
 def test_a_rule_of_its_own_stands_for_all() -> None:
-    found = rows(["lookup@block", "suffix"], ["coupled", "rejection"])
-    assert [(m.spec, m.rule) for m in found[1:]] == [
+    results = rows(["lookup@block", "suffix"], ["coupled", "rejection"])
+    assert [(m.spec, m.rule) for m in results[1:]] == [
         ("lookup", "block"), ("suffix", "coupled"), ("suffix", "rejection"),
     ]  # fmt: skip
     with pytest.raises(InputError, match="has no option 'epsilon'; it has none"):
@@ -200,16 +200,16 @@ def test_rules_that_are_refused(text: str, words: str) -> None:
     assert words in one_sentence(error)
 
 
-def test_what_is_lossless() -> None:
+def test_only_exact_methods_are_lossless() -> None:
     assert [methods.lossless(Method("x", rule)) for rule in RULES] == [True, True, True, False]
     assert not methods.lossless(Method("x", "typical?epsilon=0.3"))
     assert methods.lossless(peers.method("transformers"))
 
 
 def test_at_zero_one_lossless_rule_stands_for_all() -> None:
-    found = rows(["lookup", "mine=suffix"], RULES, ["auto", "8x4"], ["plain", "int8"], ["transformers"])
-    assert methods.at(0.7, found) == tuple(found)
-    cold = methods.at(0.0, found)
+    result = rows(["lookup", "mine=suffix"], RULES, ["auto", "8x4"], ["plain", "int8"], ["transformers"])
+    assert methods.at(0.7, result) == tuple(result)
+    cold = methods.at(0.0, result)
     assert [m.name for m in cold] == [m.name for m in rows(
         ["lookup", "mine=suffix"], ["coupled"], ["auto", "8x4"], ["plain", "int8"], ["transformers"])]  # fmt: skip
     only = methods.at(0.0, rows(rules=["rejection", "block"]))
@@ -333,9 +333,11 @@ def test_options_of_a_peer() -> None:
     ],
 )
 def test_a_variant_of_the_target_is_a_part_of_a_method(text: str, spec: str, variant: str, name: str) -> None:
-    found = methods.parse(text)
-    assert (found.spec, found.variant, found.name) == (spec, variant, name)
-    assert [m.variant for m in methods.table([found], []) if m.plain] == [variant], "plain decoding of the same weights"
+    result = methods.parse(text)
+    assert (result.spec, result.variant, result.name) == (spec, variant, name)
+    assert [m.variant for m in methods.table([result], []) if m.plain] == [variant], (
+        "plain decoding of the same weights"
+    )
 
 
 def test_an_unknown_variant_is_refused() -> None:

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from instrument import rounds_of
 
 from outrider.bench import metrics
 from outrider.bench.document import RoundTime
@@ -78,26 +79,26 @@ def test_ratio_is_the_slow_bootstrap(repeats: int, chunks: int) -> None:
     dice = np.random.default_rng(repeats * 10 + chunks)
     above, below = dice.integers(0, 50, (repeats, chunks)).astype(float), dice.uniform(0.1, 3, (repeats, chunks))
     value, draws = slow(above.tolist(), below.tolist())
-    found = metrics.ratio(above, below)
-    assert found.value == pytest.approx(value)
-    assert found.draws == pytest.approx(draws)
+    result = metrics.ratio(above, below)
+    assert result.value == pytest.approx(value)
+    assert result.draws == pytest.approx(draws)
     if chunks == 1:
-        assert found.estimate == (pytest.approx(value, abs=2e-5), None, None), "a single prompt has no interval"
+        assert result.estimate == (pytest.approx(value, abs=2e-5), None, None), "a single prompt has no interval"
     else:
-        assert found.estimate == pytest.approx(interval(value, draws), abs=2e-5)
+        assert result.estimate == pytest.approx(interval(value, draws), abs=2e-5)
     if repeats == 1:
-        assert metrics.ratio(above[0], below[0]).estimate == found.estimate
+        assert metrics.ratio(above[0], below[0]).estimate == result.estimate
 
 
 def test_a_ratio_is_of_sums_and_not_a_mean_of_ratios() -> None:
-    found = metrics.ratio(np.array([10, 1]), np.array([1, 10]))
-    assert found.value == 1.0
-    assert found.estimate == (1.0, 0.1, 10.0)
+    result = metrics.ratio(np.array([10, 1]), np.array([1, 10]))
+    assert result.value == 1.0
+    assert result.estimate == (1.0, 0.1, 10.0)
 
 
 def test_the_median_repeat_counts() -> None:
-    found = metrics.ratio(np.array([[1.0, 1], [2, 2], [90, 90]]), np.ones((3, 2)))
-    assert found.estimate == (2.0, 2.0, 2.0)
+    result = metrics.ratio(np.array([[1.0, 1], [2, 2], [90, 90]]), np.ones((3, 2)))
+    assert result.estimate == (2.0, 2.0, 2.0)
 
 
 def test_draws_with_nothing_below_are_left_out() -> None:
@@ -105,13 +106,13 @@ def test_draws_with_nothing_below_are_left_out() -> None:
     assert nothing.estimate == (0.0, None, None)
     above, below = [[3.0, 0.0, 4.0]], [[1.0, 0.0, 2.0]]
     value, draws = slow(above, below)
-    found = metrics.ratio(np.array(above), np.array(below))
-    assert found.estimate == pytest.approx(interval(value, draws), abs=2e-5)
+    result = metrics.ratio(np.array(above), np.array(below))
+    assert result.estimate == pytest.approx(interval(value, draws), abs=2e-5)
     assert any(map(math.isnan, draws))
-    assert found.estimate[1] == 2.0, "no draw of nothing pulls it down"
-    assert metrics.quotient(found, nothing).estimate == (0.0, None, None)
-    assert metrics.quotient(nothing, found).value == 0.0
-    assert metrics.mean([found, found]).value == found.value
+    assert result.estimate[1] == 2.0, "no draw of nothing pulls it down"
+    assert metrics.quotient(result, nothing).estimate == (0.0, None, None)
+    assert metrics.quotient(nothing, result).value == 0.0
+    assert metrics.mean([result, result]).value == result.value
 
 
 def test_quotient_is_paired_draw_by_draw() -> None:
@@ -121,25 +122,25 @@ def test_quotient_is_paired_draw_by_draw() -> None:
     assert slow_one.estimate[2] > 1.3 * slow_one.estimate[1]
     assert metrics.quotient(fast, slow_one).estimate == (2.0, 2.0, 2.0), "what all prompts agree on is certain"
     a, b = metrics.ratio(dice.uniform(1, 2, 6), dice.uniform(1, 2, 6)), metrics.ratio(np.ones(6), dice.uniform(1, 2, 6))
-    found = metrics.quotient(a, b)
-    assert found.value == pytest.approx(a.value / b.value)
-    assert found.draws == pytest.approx([x / y for x, y in zip(a.draws, b.draws, strict=True)])
+    result = metrics.quotient(a, b)
+    assert result.value == pytest.approx(a.value / b.value)
+    assert result.draws == pytest.approx([x / y for x, y in zip(a.draws, b.draws, strict=True)])
 
 
 def test_a_draw_of_zero_below_a_quotient_is_left_out() -> None:
-    found = metrics.quotient(Figure(1.0, np.array([1.0, 4.0, 0.0]), 3), Figure(2.0, np.array([0.0, 2.0, 0.0]), 3))
-    assert found.estimate == (0.5, 2.0, 2.0)
+    result = metrics.quotient(Figure(1.0, np.array([1.0, 4.0, 0.0]), 3), Figure(2.0, np.array([0.0, 2.0, 0.0]), 3))
+    assert result.estimate == (0.5, 2.0, 2.0)
 
 
 def test_mean_keeps_an_interval_of_its_own() -> None:
     """Tasks are independent: the variances of their draws add up, however many prompts they have."""
     dice = np.random.default_rng(1)
     figures = [metrics.ratio(dice.uniform(1, 9, n), np.ones(n)) for n in (12, 12, 12, 30)]
-    found = metrics.mean(figures)
-    assert found.value == pytest.approx(sum(f.value for f in figures) / 4)
-    assert found.draws.shape == (DRAWS,)
-    assert found.draws.mean() == pytest.approx(sum(f.draws.mean() for f in figures) / 4)
-    assert found.draws.std() == pytest.approx(math.sqrt(sum(f.draws.var() for f in figures)) / 4, rel=0.1)
+    result = metrics.mean(figures)
+    assert result.value == pytest.approx(sum(f.value for f in figures) / 4)
+    assert result.draws.shape == (DRAWS,)
+    assert result.draws.mean() == pytest.approx(sum(f.draws.mean() for f in figures) / 4)
+    assert result.draws.std() == pytest.approx(math.sqrt(sum(f.draws.var() for f in figures)) / 4, rel=0.1)
     assert metrics.mean(figures[:1]).estimate == figures[0].estimate
     assert metrics.mean([figures[0]] * 4).draws.std() == pytest.approx(figures[0].draws.std() / 2, rel=0.1)
 
@@ -162,7 +163,7 @@ def test_table_takes_the_chosen_chunks_in_their_order() -> None:
     assert table.map(lambda s: s.chunk + 0.5).tolist() == [[1.5, 0.5], [1.5, 0.5]]
 
 
-def test_table_leaves_out_repeats_that_are_not_whole() -> None:
+def test_incomplete_repeats_are_left_out() -> None:
     made = [sample(c, r) for r in (0, 1, 2) for c in (0, 1, 2) if (r, c) != (1, 2)]
     assert [[s.repeat for s in run] for run in Table.of(made, [0, 1, 2]).samples] == [[0] * 3, [2] * 3]
     assert len(Table.of(made, [0, 1]).samples) == 3, "what is not chosen need not be there"
@@ -216,12 +217,12 @@ def two(
 
 
 def faster(mine: Sequence[Sample], plain: Sequence[Sample], chunks: int) -> tuple[float | None, ...] | None:
-    found = Table.of(mine, range(chunks)).faster(plain)
-    return None if found is None else found.estimate
+    result = Table.of(mine, range(chunks)).faster(plain)
+    return None if result is None else result.estimate
 
 
 @pytest.mark.parametrize("repeats", [1, 3])
-def test_faster_is_certain_where_every_prompt_says_the_same(repeats: int) -> None:
+def test_a_speed_up_equal_on_all_prompts_is_certain(repeats: int) -> None:
     mine, plain = two([1, 1, 2, 2], [1, 1, 2, 2], 2.0, repeats)
     assert faster(mine, plain, 4) == (2.0, 2.0, 2.0)
     assert faster(plain, mine, 4) == (0.5, 0.5, 0.5)
@@ -241,14 +242,14 @@ def test_faster_against_the_slow_bootstrap() -> None:
     dice = np.random.default_rng(11)
     took = dice.uniform(1, 9, (2, 2, 6))  # [who][repeat][chunk]
     made = [[sample(c, r, tokens=21, seconds=0.25 + float(s)) for (r, c), s in np.ndenumerate(who)] for who in took]
-    found = faster(made[0], made[1], 6)
+    result = faster(made[0], made[1], 6)
     each = []
     for r in range(2):
         (a, many), (b, others) = (slow([[20.0] * 6], [took[w, r].tolist()]) for w in (0, 1))
         each.append((a / b, [x / y for x, y in zip(many, others, strict=True)]))
     value = statistics.median(v for v, _ in each)
     draws = [statistics.median(pair) for pair in zip(*(d for _, d in each), strict=True)]
-    assert found == pytest.approx(interval(value, draws), abs=2e-5)
+    assert result == pytest.approx(interval(value, draws), abs=2e-5)
 
 
 def test_speeds_of_different_sessions_are_not_compared() -> None:
@@ -271,15 +272,15 @@ def test_speeds_are_compared_only_with_whoever_took_part() -> None:
     assert faster(mine[:-1], plain, 3) == (2.0, 2.0, 2.0)
 
 
-def test_whole_answers_are_compared_with_their_prompts_passes() -> None:
+def test_times_with_prefill_are_compared() -> None:
     """Ten tokens, eleven with the prompt's: 10 s after 2 s, and 5 s after 2 s."""
     mine, plain = sample(tokens=11, seconds=7.0, prefill=2.0), sample(tokens=11, seconds=12.0, prefill=2.0)
     table = Table.of([mine], [0])
-    decoding, whole = table.faster([plain]), table.faster([plain], prefill=True)
+    decoding, full = table.faster([plain]), table.faster([plain], prefill=True)
     assert decoding is not None
-    assert whole is not None
+    assert full is not None
     assert decoding.value == pytest.approx(2)
-    assert whole.value == pytest.approx(12 / 7)
+    assert full.value == pytest.approx(12 / 7)
     assert metrics.speed([mine], prefill=True).value == pytest.approx(11 / 7)
 
 
@@ -293,19 +294,11 @@ def test_texts_of_one_token_are_no_speed() -> None:
 # -- rounds ------------------------------------------------------------------------------------------------------------
 
 
-def usage(accepted_at: list[int], tested_at: list[int], rounds: int, **more: float) -> Usage:
-    made = Usage(
-        new_tokens=1 + rounds + sum(accepted_at), rounds=rounds, accepted=sum(accepted_at), tested=sum(tested_at),
-        accepted_at=accepted_at, tested_at=tested_at,
-    )  # fmt: skip
-    return replace(made, **more)
-
-
 # Three chunks; the second is a batch of two rows. By hand below.
 USAGES = [
-    [usage([6, 3], [10, 6], rounds=10)],
-    [usage([4, 2, 1], [4, 4, 2], rounds=4), usage([1], [2], rounds=3)],
-    [usage([], [], rounds=5)],
+    [rounds_of([6, 3], [10, 6], rounds=10)],
+    [rounds_of([4, 2, 1], [4, 4, 2], rounds=4), rounds_of([1], [2], rounds=3)],
+    [rounds_of([], [], rounds=5)],
 ]
 
 
@@ -319,10 +312,10 @@ def test_tau_and_alpha_by_hand() -> None:
 
 
 def test_depths_by_hand() -> None:
-    found = metrics.depths(USAGES)
-    assert [(d.depth, d.tested, d.accepted) for d in found] == [(1, 16, 11), (2, 10, 5), (3, 2, 1)]
+    results = metrics.depths(USAGES)
+    assert [(d.depth, d.tested, d.accepted) for d in results] == [(1, 16, 11), (2, 10, 5), (3, 2, 1)]
     counts = [([6.0, 5, 0], [10.0, 6, 0]), ([3.0, 2, 0], [6.0, 4, 0]), ([0.0, 1, 0], [0.0, 2, 0])]
-    for depth, (hits, tests) in zip(found, counts, strict=True):
+    for depth, (hits, tests) in zip(results, counts, strict=True):
         assert depth.rate == pytest.approx(interval(*slow([hits], [tests])), abs=2e-5)
 
 
@@ -335,15 +328,15 @@ def test_no_rounds_and_no_tests_are_no_fault() -> None:
 
 def test_rows_of_a_batch_share_their_rounds() -> None:
     """Two rows of one batch, the second left early: its rounds were the first one's too, and count once."""
-    long = usage([], [], 10, draft_seconds=0.1, verify_seconds=0.4, decode_seconds=0.7)
-    short = usage([], [], 4, draft_seconds=0.04, verify_seconds=0.16, decode_seconds=0.28)
-    other = usage([], [], 30, draft_seconds=0.9, verify_seconds=0.6, decode_seconds=1.7)
+    long = rounds_of([], [], 10, draft_seconds=0.1, verify_seconds=0.4, decode_seconds=0.7)
+    short = rounds_of([], [], 4, draft_seconds=0.04, verify_seconds=0.16, decode_seconds=0.28)
+    other = rounds_of([], [], 30, draft_seconds=0.9, verify_seconds=0.6, decode_seconds=1.7)
     assert metrics.round_ms([[short, long]]) == RoundTime(10.0, 40.0, 20.0)
     assert metrics.round_ms([[long, short], [other]]) == RoundTime(25.0, 25.0, 10.0)
 
 
 def test_usages_are_the_first_repeats_or_none() -> None:
-    a, b = usage([1], [2], 3), usage([2], [2], 4)
+    a, b = rounds_of([1], [2], 3), rounds_of([2], [2], 4)
     made = [sample(c, r, usages=[u]) for r, u in enumerate((a, b)) for c in (0, 1)]
     made[1].turns.append(replace(made[1].turns[0], usages=[b]))
     assert Table.of(made, [0, 1]).usages() == [[a], [a, b]]

@@ -1,4 +1,4 @@
-"""The instrument measures what is known: a target of known law and cost, a drafter of known alpha."""
+"""The instrument measures what is known: a target of known distribution and cost, a drafter of known alpha."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_the_order_is_turned_round(tmp_path: Path) -> None:
             self.name, self.inner = name, inner
 
         def run(self, prompts: Any, ask: Any) -> Any:
-            if ask.limit > 1:  # a call for one token tells the prompt's time
+            if ask.limit > 1:  # a call for one token measures the prompt's time
                 seen.append(self.name)
             return self.inner.run(prompts, ask)
 

@@ -25,9 +25,9 @@ VOID = ("meta", "br", "link", "img", "hr", "input")
 NASTY = '<img src=x onerror="alert(1)">|$x_{&\'*'
 
 
-def read_in(found: dict[str, Any]) -> Document:
+def read_in(matches: dict[str, Any]) -> Document:
     """The JSON of results.json as a document."""
-    document: Document = from_dict(Document, copy.deepcopy(found))
+    document: Document = from_dict(Document, copy.deepcopy(matches))
     return document
 
 
@@ -43,22 +43,22 @@ def html(document: Document) -> str:
 
 def few(methods: tuple[str, ...] = ("none", "HASS"), tasks: tuple[str, ...] = ("chat", "code")) -> dict[str, Any]:
     """A small run: greedy, one at a time, all cells done."""
-    found = made()
-    found["cells"] = [
-        c for c in found["cells"]
+    matches = made()
+    matches["cells"] = [
+        c for c in matches["cells"]
         if (c["temperature"], c["batch"]) == (0, 1) and c["method"] in methods and c["task"] in tasks
     ]  # fmt: skip
-    means = [m for m in found["macro"] if (m["temperature"], m["batch"]) == (0, 1) and m["method"] in methods]
-    found["macro"] = [{**m, "tasks": len(tasks)} for m in means]
-    found["tasks"] = {t: found["tasks"][t] for t in tasks}
-    return found
+    means = [m for m in matches["macro"] if (m["temperature"], m["batch"]) == (0, 1) and m["method"] in methods]
+    matches["macro"] = [{**m, "tasks": len(tasks)} for m in means]
+    matches["tasks"] = {t: matches["tasks"][t] for t in tasks}
+    return matches
 
 
 def best(document: Document) -> str:
     """HASS's mean speed-up, greedy and one at a time, as it is printed."""
-    (found,) = [m for m in document.macro if (m.setting, m.method) == ((0, 1), "HASS")]
-    assert found.speedup
-    return found.speedup.text()
+    (result,) = [m for m in document.macro if (m.setting, m.method) == ((0, 1), "HASS")]
+    assert result.speedup
+    return result.speedup.text()
 
 
 class Page(HTMLParser):
@@ -120,29 +120,29 @@ def test_a_run_leaves_a_report_and_its_figures(tmp_path: Path) -> None:
         ('{"format": "x", "run": {}, "cells": [], "macro": []}', "format x.*measure again"),
     ],
 )  # fmt: skip
-def test_what_is_no_report_is_refused_in_one_sentence(tmp_path: Path, text: str | None, says: str) -> None:
+def test_a_file_without_a_report_is_refused_in_one_sentence(tmp_path: Path, text: str | None, says: str) -> None:
     if text is not None:
         (tmp_path / "results.json").write_text(text, encoding="utf-8", errors="surrogateescape")
-    with pytest.raises(InputError, match=says) as found:
+    with pytest.raises(InputError, match=says) as result:
         read(tmp_path)
-    assert "\n" not in str(found.value)
+    assert "\n" not in str(result.value)
 
 
 # -------------------------------------------------------------------------------------------- the page
 
 
 def test_the_page_is_well_formed_and_needs_no_network(html: str) -> None:
-    found = Page(html)
-    assert not found.wrong
-    for name, attributes in found.elements:
+    result = Page(html)
+    assert not result.wrong
+    for name, attributes in result.elements:
         assert name not in ("link", "iframe", "object", "base")
         for key in ("src", "href", "xlink:href", "action"):
             assert (attributes.get(key) or "#").startswith(("#", "data:image/svg+xml;base64,")), (name, attributes)
         assert name != "img" or attributes["alt"]
     assert "@import" not in html
     assert all(inner.startswith("#") for inner in re.findall(r"url\(([^)]*)\)", html))
-    ids = [a["id"] for _, a in found.elements if "id" in a]
-    links = [a["href"] for name, a in found.elements if name == "a"]
+    ids = [a["id"] for _, a in result.elements if "id" in a]
+    links = [a["href"] for name, a in result.elements if name == "a"]
     assert links
     assert {str(link)[1:] for link in links} <= set(ids)
     assert 'name="viewport" content="width=device-width' in html
@@ -165,34 +165,34 @@ def test_a_full_run_has_every_section(document: Document, html: str) -> None:
 
 
 def test_a_section_without_data_does_not_appear() -> None:
-    found = few()
-    for cell in found["cells"]:
+    matches = few()
+    for cell in matches["cells"]:
         cell |= {"depths": []}
-    held = Page(page.page(read_in(found)))
+    held = Page(page.page(read_in(matches)))
     assert held.headings() == {"results", "mean-speed-up", "all-cells", "how-it-was-measured"}
     assert not held.wrong
 
 
 def test_a_run_that_only_failed_still_has_a_page() -> None:
-    found = few()
+    matches = few()
     keys = ("task", "temperature", "batch", "method", "spec", "rule", "budget", "variant", "peer", "lossless")
-    found["cells"] = [{**{k: c[k] for k in keys}, "state": "failed", "reason": "gone"} for c in found["cells"]]
-    held = Page(page.page(read_in({**found, "macro": []})))
+    matches["cells"] = [{**{k: c[k] for k in keys}, "state": "failed", "reason": "gone"} for c in matches["cells"]]
+    held = Page(page.page(read_in({**matches, "macro": []})))
     assert held.headings() == {"problems", "results", "how-it-was-measured"}
     assert "there is no speed-up to claim" in "".join(held.text)
 
 
 def test_text_of_the_run_is_never_markup(tmp_path: Path) -> None:
-    found = few()
-    found["run"] |= {"target": NASTY, "arguments": {NASTY: NASTY}}
-    found["tasks"] = {f"{t}{NASTY}": {**v, "note": NASTY, "kind": NASTY} for t, v in found["tasks"].items()}
-    for row in (*found["cells"], *found["macro"]):
+    matches = few()
+    matches["run"] |= {"target": NASTY, "arguments": {NASTY: NASTY}}
+    matches["tasks"] = {f"{t}{NASTY}": {**v, "note": NASTY, "kind": NASTY} for t, v in matches["tasks"].items()}
+    for row in (*matches["cells"], *matches["macro"]):
         row["method"] += NASTY
-    for cell in found["cells"]:
+    for cell in matches["cells"]:
         cell["task"] += NASTY
     prompt = {"prompt": NASTY, "turn": 0, "position": 3, "margin": 0.1, "mine": 3, "plain": None}
-    found["cells"][0] |= {"state": "invalid", "reason": NASTY, "faults": [NASTY], "divergences": [prompt]}
-    results.write(read_in(found), tmp_path)
+    matches["cells"][0] |= {"state": "invalid", "reason": NASTY, "faults": [NASTY], "divergences": [prompt]}
+    results.write(read_in(matches), tmp_path)
     held = Page((tmp_path / "report.html").read_text(encoding="utf-8"))
     assert not held.wrong
     assert not [e for e in held.elements if "onerror" in e[1] or e[1].get("src") == "x"]
@@ -237,28 +237,28 @@ def test_the_headline_is_the_best_lossless_method_and_the_slowest_cell(document:
 
 def test_the_headline_leaves_out_tasks_whose_texts_all_loop() -> None:
     """Their cells are the fastest and the slowest of the run, and are neither."""
-    found = few(("none", "lookup", "HASS"))
-    for cell in found["cells"]:
+    matches = few(("none", "lookup", "HASS"))
+    for cell in matches["cells"]:
         if cell["task"] == "code":
             cell |= {"loops": True, "speedup": [0.1, 0.1, 0.1]}
-    found["macro"] = [{**m, "tasks": 1, "speedup": [1.5, 1.4, 1.6]} for m in found["macro"]]
-    first, slowest, left = headline(read_in(found))
+    matches["macro"] = [{**m, "tasks": 1, "speedup": [1.5, 1.4, 1.6]} for m in matches["macro"]]
+    first, slowest, left = headline(read_in(matches))
     assert "on one task" in first
     assert "0.10" not in slowest
     assert left == "Left out of all means, since every plain text repeats itself: code."
-    shown = page.page(read_in(found))
+    shown = page.page(read_in(matches))
     assert "all texts loop" in shown
-    for cell in found["cells"]:
+    for cell in matches["cells"]:
         cell["loops"] = True
-    found["macro"] = [{**m, "tasks": 2} for m in found["macro"]]
-    assert headline(read_in(found))[-1].endswith("there are no others, so they count.")
+    matches["macro"] = [{**m, "tasks": 2} for m in matches["macro"]]
+    assert headline(read_in(matches))[-1].endswith("there are no others, so they count.")
 
 
 def test_a_single_prompt_has_no_interval() -> None:
-    found = few(("none", "HASS"), ("chat",))
-    for row in (*found["cells"], *found["macro"]):
+    result = few(("none", "HASS"), ("chat",))
+    for row in (*result["cells"], *result["macro"]):
         row |= {"speedup": [2.0, None, None]}
-    document = read_in(found)
+    document = read_in(result)
     assert "is 2.00 (n = 1, no interval) times as fast" in headline(document)[0]
     shown = page.page(document)
     assert "<b>2.00</b><small>n = 1, no interval</small>" in shown
@@ -267,16 +267,16 @@ def test_a_single_prompt_has_no_interval() -> None:
 
 @pytest.mark.parametrize("change", [{"lossless": False}, {"variant": "int8"}, {"state": "invalid"}])
 def test_who_is_not_crowned(change: dict[str, Any]) -> None:
-    found = few(("none", "lookup", "HASS"))
-    for m in found["macro"]:
+    matches = few(("none", "lookup", "HASS"))
+    for m in matches["macro"]:
         m["speedup"] = {"none": [1, 1, 1], "lookup": [1.2, 1.1, 1.3], "HASS": [2, 1.9, 2.1]}[m["method"]]
-    assert headline(read_in(found))[0].startswith("HASS")
-    for cell in found["cells"]:
+    assert headline(read_in(matches))[0].startswith("HASS")
+    for cell in matches["cells"]:
         cell["variant"] = "int8"  # a run of a quantised target alone
-    assert headline(read_in(found))[0].startswith("HASS")
-    for cell in found["cells"]:
+    assert headline(read_in(matches))[0].startswith("HASS")
+    for cell in matches["cells"]:
         cell |= {"variant": "plain", **(change if cell["method"] == "HASS" else {})}
-    assert headline(read_in(found))[0].startswith("lookup, the only lossless method, is 1.20")
+    assert headline(read_in(matches))[0].startswith("lookup, the only lossless method, is 1.20")
 
 
 def test_the_terminal_shows_means_and_problems(document: Document, capsys: pytest.CaptureFixture[str]) -> None:
@@ -327,12 +327,12 @@ def test_curves_are_over_every_batch_size_and_temperature(document: Document) ->
 
 
 def test_acceptance_by_depth_is_of_all_tasks_together() -> None:
-    found = few()
+    matches = few()
     for cell, (tested, accepted) in zip(
-        (c for c in found["cells"] if c["method"] == "HASS"), ((10, 10), (30, 0)), strict=True
+        (c for c in matches["cells"] if c["method"] == "HASS"), ((10, 10), (30, 0)), strict=True
     ):
         cell["depths"] = [{"depth": 1, "tested": tested, "accepted": accepted, "rate": [accepted / tested]}]
-    (plot,) = plots.depths(read_in(found))
+    (plot,) = plots.depths(read_in(matches))
     line = re.search(r'<g id="line2d_\d+">', plot.svg)
     assert line
     assert {"depth", "HASS", "1"} <= set(texts(plot.svg))

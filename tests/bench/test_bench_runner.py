@@ -73,12 +73,12 @@ def test_a_run_that_is_broken_off_goes_on(tmp_path: Path) -> None:
 
 
 def test_more_prompts_later(tmp_path: Path) -> None:
-    """A second run that asks for other prompts keeps what it can use, by the prompts and not by their numbers."""
+    """A second run with other prompts keeps what it can use, by the prompts and not by their indices."""
     made = lab(tmp_path, turns=(1,) * 6)
-    whole, methods = made.task, [NONE, LOOKUP]
-    made.task = replace(whole, prompts=whole.prompts[::2])
+    full, methods = made.task, [NONE, LOOKUP]
+    made.task = replace(full, prompts=full.prompts[::2])
     few = made.measure(methods)
-    made.task = whole
+    made.task = full
     runner = made.runner()
     assert [chunk for _, chunk, _ in runner.missing(made.group(methods))] == [1, 3, 5]
     many = made.measure(methods)
@@ -146,10 +146,10 @@ def test_many_turns(tmp_path: Path, batch: int) -> None:
     third = made.task.prompts[2]
     row = -1 if batch == 3 else 0
     answers = [samples[-1].turns[t].tokens[row] for t in (0, 1)]
-    whole = "\n\n".join(
+    full = "\n\n".join(
         [third.turns[0], letters.decode(answers[0]), third.turns[1], letters.decode(answers[1]), third.turns[2]]
     )
-    assert seen[-1][-1] == letters(whole)["input_ids"]
+    assert seen[-1][-1] == letters(full)["input_ids"]
     cells = document(Analysis(runner, keep_loops=True), [group], 0.0).cells
     assert cells[0].state == "done", cells[0].reason
     assert cells[0].new_tokens == 6 * 6
@@ -164,7 +164,7 @@ def test_a_text_does_not_depend_on_the_batch(tmp_path: Path) -> None:
     assert texts[0] == texts[1] == texts[2]
 
 
-def test_prompts_that_do_not_fit_are_left_out_and_told(tmp_path: Path) -> None:
+def test_prompts_that_do_not_fit_are_left_out_and_reported(tmp_path: Path) -> None:
     made = lab(tmp_path, tokens=10)
     long = Prompt("long", ("a" * 2000,))
     runner = made.runner()

@@ -85,16 +85,16 @@ def test_a_last_line_cut_off_anywhere_is_dropped(tmp_path: Path) -> None:
     store = opened(tmp_path)
     for i in range(2):
         store.add(sample(i))
-    whole = lines(tmp_path)
-    start = whole.index(b"\n") + 1
-    for end in range(start, len(whole)):
-        (tmp_path / "samples.jsonl").write_bytes(whole[:end])
+    full = lines(tmp_path)
+    start = full.index(b"\n") + 1
+    for end in range(start, len(full)):
+        (tmp_path / "samples.jsonl").write_bytes(full[:end])
         (tmp_path / "run.json").unlink()
         store = opened(tmp_path)
         assert store.samples == [sample(0)], f"cut at byte {end}"
         store.add(sample(7))
         assert list(read_samples(tmp_path)) == [sample(0), sample(7)], f"cut at byte {end}"
-    (tmp_path / "samples.jsonl").write_bytes(whole)
+    (tmp_path / "samples.jsonl").write_bytes(full)
     assert list(read_samples(tmp_path)) == [sample(0), sample(1)]
 
 
@@ -217,7 +217,7 @@ def test_a_folder_without_a_run(tmp_path: Path) -> None:
     assert list(read_samples(tmp_path)) == []
 
 
-def test_the_header_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+def test_the_header_is_written_atomically(tmp_path: Path) -> None:
     """What cannot be written leaves the old file, and the next session finds it."""
     opened(tmp_path)
     before = (tmp_path / "run.json").read_bytes()

@@ -18,16 +18,16 @@ from outrider.names import Place, best  # noqa: E402
 
 def test_all_kinds_of_drafters_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exactness.names, "_smollm2", lambda: Place("smollm2", "", drafter=best("smollm2")))
-    found = exactness.drafters("smollm2")  # without its file, which would be converted
-    assert found[-2:] == ["eagle3:smollm2/eagle3", "suffix+eagle3:smollm2/eagle3"]
-    assert "mamba:demo?vocab=text" in found
-    assert "lookup+suffix+ngram" in found
+    results = exactness.drafters("smollm2")  # without its file, which would be converted
+    assert results[-2:] == ["eagle3:smollm2/eagle3", "suffix+eagle3:smollm2/eagle3"]
+    assert "mamba:demo?vocab=text" in results
+    assert "lookup+suffix+ngram" in results
     assert exactness.drafters("demo")[-2:] == ["eagle:demo/hass", "suffix+eagle:demo/hass"]
 
 
 def test_a_model_for_which_none_ships_has_the_others() -> None:
-    found = exactness.drafters(str(ROOT))
-    assert found == [*exactness.DRAFTERS, "suffix+lookup"]
+    result = exactness.drafters(str(ROOT))
+    assert result == [*exactness.DRAFTERS, "suffix+lookup"]
 
 
 @pytest.mark.parametrize("count", range(1, 9))

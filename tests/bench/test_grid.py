@@ -27,9 +27,9 @@ def test_the_best_is_measured_afresh(monkeypatch: pytest.MonkeyPatch) -> None:
         return 15.0 if budget == "1,1" and asked.count(budget) == 1 else fixed[budget]
 
     monkeypatch.setattr(grid, "speed", speed)
-    found = grid.cell(None, [], 4, 0.0, 48)
-    assert found["best"] == "1,1"  # 13.5 in the mean
-    assert found["turns"] == {"auto": [11.0] * 6, "1,1": [12.0] * 6, "none": [10.0] * 6}
+    result = grid.cell(None, [], 4, 0.0, 48)
+    assert result["best"] == "1,1"  # 13.5 in the mean
+    assert result["turns"] == {"auto": [11.0] * 6, "1,1": [12.0] * 6, "none": [10.0] * 6}
     assert (asked.count("1,1,1"), asked.count("1,1,1,1"), asked.count("4x3")) == (2, 1, 1)
     assert "1,1,1,1,1" not in asked
 
@@ -38,9 +38,9 @@ def test_where_none_is_the_best_two_are_in_turn(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(
         grid, "speed", lambda model, prompts, budget, *rest: 10.0 if budget in ("none", "auto") else 1.0
     )
-    found = grid.cell(None, [], 4, 0.0, 48)
-    assert found["best"] == "none"
-    assert list(found["turns"]) == ["auto", "none"]
+    result = grid.cell(None, [], 4, 0.0, 48)
+    assert result["best"] == "none"
+    assert list(result["turns"]) == ["auto", "none"]
 
 
 def test_a_factor_has_an_error() -> None:
@@ -49,7 +49,7 @@ def test_a_factor_has_an_error() -> None:
     assert (mean, error) == pytest.approx((4.0, 4.0 * math.log(2)))
 
 
-def test_the_table_counts_what_is_surely_less(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_counts_significant_losses(capsys: pytest.CaptureFixture[str]) -> None:
     """0.9 of the best and 0.9 of plain, once surely and once within two standard errors of the bar."""
     cells = [([90.0] * 6, [100.0] * 6), ([90.0, 60.0, 135.0] * 2, [100.0] * 6)]
     lines = [
@@ -64,10 +64,10 @@ def test_the_table_counts_what_is_surely_less(capsys: pytest.CaptureFixture[str]
         for a, n in cells
     ]
     grid.table(lines)
-    told = capsys.readouterr().out
-    assert told.count("| lookup | 0 | 4 | a | 100 | 100 (none) | 90 | 0.90 ± ") == 2
-    assert "of plain: worst 0.90, median 0.90; 0.97 and more in 0 of 2 cells" in told
-    assert told.count("by more than two standard errors in 1") == 2
+    messages = capsys.readouterr().out
+    assert messages.count("| lookup | 0 | 4 | a | 100 | 100 (none) | 90 | 0.90 ± ") == 2
+    assert "of plain: worst 0.90, median 0.90; 0.97 and more in 0 of 2 cells" in messages
+    assert messages.count("by more than two standard errors in 1") == 2
 
 
 def test_cells_of_an_earlier_version_are_refused(

@@ -16,7 +16,9 @@ from tokenizers.pre_tokenizers import ByteLevel
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.append(str(ROOT / "benchmarks"))  # where its scripts find one another
+sys.path += [str(ROOT / "benchmarks"), str(ROOT / "benchmarks" / "engines")]  # where scripts find one another
+
+import with_transformers  # noqa: E402
 
 import peers  # noqa: E402
 from outrider.shipped import shipped  # noqa: E402
@@ -30,28 +32,28 @@ def given(**options: Any) -> argparse.Namespace:
 
 
 def test_an_engine_without_a_python_is_left_out() -> None:
-    found = peers.runs(given())
-    assert [run.name for run in found] == [
+    results = peers.runs(given())
+    assert [run.name for run in results] == [
         "ours, plain", "ours, drafts", "transformers, plain", "transformers, lookup", "transformers, assisted"
     ]  # fmt: skip
-    assert {run.python for run in found} == {sys.executable}
+    assert {run.python for run in results} == {sys.executable}
 
 
 def test_each_engine_runs_under_its_own_python() -> None:
-    found = peers.runs(given(transformers="a", vllm="b", llama="c", eagle="e"))
-    assert {(run.engine, run.python) for run in found} == {
+    results = peers.runs(given(transformers="a", vllm="b", llama="c", eagle="e"))
+    assert {(run.engine, run.python) for run in results} == {
         ("ours", sys.executable), ("transformers", "a"), ("vllm", "b"), ("llama", sys.executable), ("eagle", "e")
     }  # fmt: skip
-    assert [run.method for run in found if run.engine == "vllm"] == ["plain", "lookup", "eagle", "eagle3"]
-    assert [run.method for run in found if run.engine == "eagle"] == ["plain", "tree", "small"]
+    assert [run.method for run in results if run.engine == "vllm"] == ["plain", "lookup", "eagle", "eagle3"]
+    assert [run.method for run in results if run.engine == "eagle"] == ["plain", "tree", "small"]
 
 
 def test_a_file_is_measured_with_llama_cpp_and_its_draft_model_drafts_in_both() -> None:
-    found = peers.runs(given(model="coder.gguf", llama="c", draft_model=Path("small.gguf")))
-    assert [run.name for run in found] == [
+    results = peers.runs(given(model="coder.gguf", llama="c", draft_model=Path("small.gguf")))
+    assert [run.name for run in results] == [
         "ours, plain", "ours, drafts", "ours, draft", "llama, plain", "llama, lookup", "llama, draft"
     ]  # fmt: skip
-    drafters = [peers.drafter_of(run, given(draft_model=Path("small.gguf")), SHIPS) for run in found]
+    drafters = [peers.drafter_of(run, given(draft_model=Path("small.gguf")), SHIPS) for run in results]
     assert drafters == [SHIPS, SHIPS, "model:small.gguf", SHIPS, SHIPS, "small.gguf"]
 
 
@@ -79,16 +81,16 @@ def test_what_has_no_batches_is_measured_alone() -> None:
 
 def test_what_each_method_drafts_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peers, "exported", lambda network, layout, out: f"{out.name} of {network} for {layout}")
-    found = {}
+    results = {}
     for draft in (None, "a folder"):
         asked = given(vllm="b", eagle="e", draft=draft, out=tmp_path / "made")
-        found[draft] = {run.name: peers.drafter_of(run, asked, SHIPS) for run in peers.runs(asked)}
-    assert found[None]["ours, drafts"] == SHIPS
-    assert found[None]["vllm, eagle"] == "made of smollm2/hass for vllm"
-    assert found[None]["vllm, eagle3"] == "made of smollm2/eagle3 for vllm"
-    assert found[None]["eagle, tree"] == "made of smollm2/hass for safeailab"
-    assert found[None]["transformers, assisted"] == shipped("demo/draft")
-    assert found["a folder"]["transformers, assisted"] == "a folder"
+        results[draft] = {run.name: peers.drafter_of(run, asked, SHIPS) for run in peers.runs(asked)}
+    assert results[None]["ours, drafts"] == SHIPS
+    assert results[None]["vllm, eagle"] == "made of smollm2/hass for vllm"
+    assert results[None]["vllm, eagle3"] == "made of smollm2/eagle3 for vllm"
+    assert results[None]["eagle, tree"] == "made of smollm2/hass for safeailab"
+    assert results[None]["transformers, assisted"] == shipped("demo/draft")
+    assert results["a folder"]["transformers, assisted"] == "a folder"
 
 
 def test_a_network_is_exported_once_and_anew_when_it_has_learnt(
@@ -115,7 +117,7 @@ def test_a_network_is_exported_once_and_anew_when_it_has_learnt(
     assert peers.exported(str(weights.parent), "vllm", tmp_path) != first
 
 
-def test_an_export_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_export_reports_its_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     failed = subprocess.CompletedProcess([], 2, "", "not this target's drafter")
     monkeypatch.setattr(peers.subprocess, "run", lambda *_, **__: failed)
     (tmp_path / "model.safetensors").write_bytes(b"")
@@ -137,8 +139,8 @@ def test_what_is_refused(
     options: list[str], reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"")
-    asked = ["--data", "d", "--out", str(tmp_path / "out"), *(str(tmp_path) if o == "HERE" else o for o in options)]
-    monkeypatch.setattr(sys, "argv", ["peers.py", *asked])
+    arguments = ["--data", "d", "--out", str(tmp_path / "out"), *(str(tmp_path) if o == "HERE" else o for o in options)]
+    monkeypatch.setattr(sys, "argv", ["peers.py", *arguments])
     with pytest.raises(SystemExit) as ended:
         peers.main()
     assert ended.value.code == 2
@@ -162,17 +164,20 @@ def test_kept_lines_are_those_of_the_same_job(tmp_path: Path, monkeypatch: pytes
 def test_transformers_drafts_with_a_model_of_the_same_tokenizer_or_another(tmp_path: Path) -> None:
     """Greedy texts in float32 are those without drafts."""
     drafters = {"": "plain", shipped("demo/draft"): "assisted", str(other(tmp_path)): "assisted"}
-    job = {
+    job: dict[str, Any] = {
         "model": shipped("demo/target"), "prompts": {"a": [[5, 9, 17, 33], [40, 41, 42]]}, "ends": [1], "tokens": 8,
         "temperatures": [0.0, 1.0], "batches": [1], "repeats": 1, "dtype": "float32",
     }  # fmt: skip
     texts = []
     for drafter, method in drafters.items():
-        run = peers.Run("transformers", method, sys.executable, (1,))
-        lines = peers.measure(run, {**job, "drafter": drafter})
-        assert [(line["method"], line["temperature"]) for line in lines] == [(method, 0.0), (method, 1.0)]
-        texts.append(lines[0]["texts"])
+        _, write, _ = with_transformers.start({**job, "method": method, "drafter": drafter})
+        texts.append(write(job["prompts"]["a"], 0.0, 1))
+        assert len(write(job["prompts"]["a"], 1.0, 1)) == 2
     assert texts == texts[:1] * 3
+    run = peers.Run("transformers", "assisted", sys.executable, (1,))
+    lines = peers.measure(run, {**job, "drafter": drafter})
+    assert [(line["method"], line["temperature"]) for line in lines] == [("assisted", 0.0), ("assisted", 1.0)]
+    assert lines[0]["texts"] == texts[0]
 
 
 def other(folder: Path) -> Path:
@@ -189,20 +194,20 @@ def other(folder: Path) -> Path:
     return folder
 
 
-def test_a_run_that_fails_is_said_and_the_others_go_on(
+def test_a_failed_run_is_reported_and_the_others_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def measured(run: peers.Run, job: dict[str, Any], kept: Path) -> list[dict[str, Any]]:
         if run.method == "lookup":
-            raise RuntimeError("no room")
+            raise RuntimeError("out of memory")
         return [{"batch": job["batch"], "kept": kept.name}]
 
     monkeypatch.setattr(peers, "measured", measured)
     asked = [peers.Run("e", method, "python", (1,)) for method in ("plain", "lookup", "eagle")]
-    found = list(peers.in_turn(asked, lambda run: {"batch": len(run.method)}, tmp_path / "out"))
-    assert found == [
+    results = list(peers.in_turn(asked, lambda run: {"batch": len(run.method)}, tmp_path / "out"))
+    assert results == [
         [{"name": "e, plain", "batch": 5, "kept": "e-plain.json"}], [],
         [{"name": "e, eagle", "batch": 5, "kept": "e-eagle.json"}],
     ]  # fmt: skip
-    assert capsys.readouterr().err == "no room\n"
+    assert capsys.readouterr().err == "out of memory\n"
     assert (tmp_path / "out").is_dir()

@@ -1,4 +1,4 @@
-"""What sampling costs: laws over larger vocabularies, shares and bars, and one run on the demo target."""
+"""What sampling costs: distributions over larger vocabularies, shares and bars, and one run on the demo target."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from outrider.core.sampling import distribution  # noqa: E402
 from outrider.engine import Batch  # noqa: E402
 
 
-def test_a_larger_vocabulary_has_the_same_law_and_no_equal_logits() -> None:
+def test_a_larger_vocabulary_has_the_same_distribution_and_no_equal_logits() -> None:
     logits = 3 * np.random.default_rng(0).standard_normal((2, 1000)).astype(np.float32)
     wide = sampling.extended(logits, 3500)
     assert wide.shape == (2, 3500)
@@ -35,29 +35,29 @@ def test_a_vocabulary_of_its_own_size_is_as_it_is() -> None:
 
 
 def test_a_share_is_that_of_draw_and_pass() -> None:
-    found = sampling.Found(9, 1, "T=0", [900.0, 1000.0, 5000.0], [8.0, 9.0, 90.0])
-    assert found.share == pytest.approx(0.1)
+    result = sampling.Found(9, 1, "T=0", [900.0, 1000.0, 5000.0], [8.0, 9.0, 90.0])
+    assert result.share == pytest.approx(0.1)
 
 
 def test_bars_are_for_one_setting_and_two_sizes() -> None:
-    def found(rows: int, setting: str, draw: float) -> sampling.Found:
+    def result(rows: int, setting: str, draw: float) -> sampling.Found:
         return sampling.Found(9, rows, setting, [draw], [1.0])
 
-    told = sampling.bars(
+    report = sampling.bars(
         [
-            found(1, sampling.BARRED, 60.0), found(8, sampling.BARRED, 900.0), found(32, sampling.BARRED, 60.0),
-            found(1, "T=1", 900.0),
+            result(1, sampling.BARRED, 60.0), result(8, sampling.BARRED, 900.0), result(32, sampling.BARRED, 60.0),
+            result(1, "T=1", 900.0),
         ]
     )  # fmt: skip
-    assert [line.rpartition(": ")[2] for line in told] == ["DOES NOT HOLD", "holds"]
-    assert told[0].startswith("T=1, top-p 0.9, 9 tokens, 1 row: 5.7% of a round, at most 5%")
+    assert [line.rpartition(": ")[2] for line in report] == ["DOES NOT HOLD", "holds"]
+    assert report[0].startswith("T=1, top-p 0.9, 9 tokens, 1 row: 5.7% of a round, at most 5%")
 
 
 @pytest.mark.trained
 def test_every_setting_is_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What is timed is the engine's own draw, of other laws and at other positions each time."""
+    """What is timed is the engine's own draw, of other distributions and at other positions each time."""
     judged: dict[tuple[int, int, str], list[list[int]]] = {}
 
     def judge(batch, question):  # type: ignore[no-untyped-def]
@@ -69,13 +69,13 @@ def test_every_setting_is_measured(
     monkeypatch.setattr(sampling, "Batch", type("Noted", (Batch,), {"judge": judge}))
     monkeypatch.setattr(sampling, "WARM", 1)
     out = tmp_path / "made" / "sampling.json"
-    asked = ["demo", "--vocabularies", "4096", "9000", "--rows", "1", "4", "--repeats", "3", "--out", str(out)]
-    monkeypatch.setattr(sys, "argv", ["sampling.py", *asked])
+    arguments = ["demo", "--vocabularies", "4096", "9000", "--rows", "1", "4", "--repeats", "3", "--out", str(out)]
+    monkeypatch.setattr(sys, "argv", ["sampling.py", *arguments])
     sampling.main()
-    told = json.loads(out.read_text(encoding="utf-8"))["found"]
-    cells = [(row["rows"], row["vocabulary"], row["setting"]) for row in told]
+    report = json.loads(out.read_text(encoding="utf-8"))["found"]
+    cells = [(row["rows"], row["vocabulary"], row["setting"]) for row in report]
     assert cells == [(b, v, setting) for v in (4096, 9000) for b in (1, 4) for setting in sampling.SETTINGS]
-    assert all(len(row["draw_us"]) == len(row["pass_ms"]) == 3 and 0 < row["share"] < 1 for row in told)
+    assert all(len(row["draw_us"]) == len(row["pass_ms"]) == 3 and 0 < row["share"] < 1 for row in report)
     assert set(judged) == {(b, v, repr(sampling.SETTINGS[setting])) for b, v, setting in cells}
     assert all(len(tokens) == 4 and len(set(map(tuple, tokens))) > 1 for tokens in judged.values())
     assert capsys.readouterr().out.count("of a round, at most") == 2

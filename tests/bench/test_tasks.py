@@ -114,11 +114,11 @@ def test_published_sets(name: str, folder: Path) -> None:
 
 
 def test_spec_bench_is_six_times_eighty_distinct_prompts(folder: Path) -> None:
-    found = [tasks.load(n, folder) for n in tasks.expand(["spec-bench"])]
-    assert len({p.id for t in found for p in t.prompts}) == 480
-    assert len({t.kind for t in found}) == 6
-    assert found[1].prompts[0].turns[0].startswith("Translate German to English: ")
-    assert found[5].prompts[0].reference.startswith("a source of lumber\naiding")  # several answers: one a line
+    results = [tasks.load(n, folder) for n in tasks.expand(["spec-bench"])]
+    assert len({p.id for t in results for p in t.prompts}) == 480
+    assert len({t.kind for t in results}) == 6
+    assert results[1].prompts[0].turns[0].startswith("Translate German to English: ")
+    assert results[5].prompts[0].reference.startswith("a source of lumber\naiding")  # several answers: one a line
 
 
 def test_second_files_are_taken_where_the_first_is_missing(folder: Path, tmp_path: Path) -> None:
@@ -157,15 +157,15 @@ def test_what_ships_needs_no_folder(name: str) -> None:
     assert all(p.id and all(p.turns) for p in task.prompts)
 
 
-def test_sample_is_what_it_says() -> None:
-    found = {n: tasks.load(n) for n in tasks.expand(["sample"])}
-    assert {len(p.turns) for p in found["sample/chat"].prompts} == {2}
-    assert len({t.kind for t in found.values()}) == 7
+def test_the_sample_task_has_its_documented_prompts() -> None:
+    results = {n: tasks.load(n) for n in tasks.expand(["sample"])}
+    assert {len(p.turns) for p in results["sample/chat"].prompts} == {2}
+    assert len({t.kind for t in results.values()}) == 7
     for name in ("sample/maths", "sample/question-answering"):
-        assert all(exact(found[name].kind, p.reference, p.reference) for p in found[name].prompts)
-    for prompt in found["sample/summarisation"].prompts:
+        assert all(exact(results[name].kind, p.reference, p.reference) for p in results[name].prompts)
+    for prompt in results["sample/summarisation"].prompts:
         assert 100 < len(prompt.turns[0].split()) < 150
-    for prompt in found["sample/retrieval"].prompts:
+    for prompt in results["sample/retrieval"].prompts:
         assert "Passage 3: " in prompt.turns[0]
         assert prompt.reference.split()[-1] in prompt.turns[0]
 

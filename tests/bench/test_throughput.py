@@ -1,4 +1,4 @@
-"""Which engines decode side by side by rows and context, from which text, and what bad input is told."""
+"""Which engines decode side by side by rows and context, from which text, and how bad input is refused."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from outrider.params import InputError  # noqa: E402
 
 
 def test_engines_in_turn_and_batches_in_order() -> None:
-    found = throughput.runs(argparse.Namespace(rows=[8, 1, 8], transformers=None, vllm="v"))
-    assert [run.name for run in found] == ["ours, plain", "ours, drafts", "transformers, plain", "vllm, plain"]
-    assert {run.batches for run in found} == {(1, 8)}
+    results = throughput.runs(argparse.Namespace(rows=[8, 1, 8], transformers=None, vllm="v"))
+    assert [run.name for run in results] == ["ours, plain", "ours, drafts", "transformers, plain", "vllm, plain"]
+    assert {run.batches for run in results} == {(1, 8)}
     alone = throughput.runs(argparse.Namespace(rows=[1], transformers="t", vllm=None))
     assert [(run.engine, run.python) for run in alone][2:] == [("transformers", "t")]
 
@@ -58,8 +58,8 @@ def test_the_table_leaves_open_what_was_not_measured() -> None:
 
 def test_a_stream_of_real_tokens() -> None:
     texts, place = ["once upon a time", "there was a house"], names.find("demo")
-    assert len(found := throughput.stream(place, texts, 6)) == 6
-    assert throughput.stream(place, texts, 4) == found[:4]
+    assert len(result := throughput.stream(place, texts, 6)) == 6
+    assert throughput.stream(place, texts, 4) == result[:4]
     with pytest.raises(InputError, match="the longest batch wants 1000; give a longer file"):
         throughput.stream(place, texts, 1000)
 
@@ -74,7 +74,7 @@ def test_a_stream_of_real_tokens() -> None:
         (["--text", "nowhere.jsonl"], "there is no prompts file nowhere.jsonl"),
     ],
 )
-def test_bad_input_is_told_in_a_sentence(
+def test_bad_input_is_refused_in_a_sentence(
     options: list[str],
     sentence: str,
     tmp_path: Path,

@@ -31,18 +31,18 @@ def file(tmp_path: Path) -> Path:
 def test_full_weights_have_the_stock_models_loss_and_fewer_bits_another(file: Path) -> None:
     texts = [[(7 * i + b) % 97 for i in range(20 + 9 * b)] for b in range(3)]
     ways: dict[str, Any] = {way: weights.load(str(file), way).target for way in ("full", "native", "int8")}
-    found = weights.costs(ways, texts)
+    result = weights.costs(ways, texts)
     count = sum(len(ids) - 1 for ids in texts)
-    assert {cost.tokens for cost in found.values()} == {count}
+    assert {cost.tokens for cost in result.values()} == {count}
     stock = gguf.read(file, "bfloat16")[0].float()
     with torch.no_grad():
         right = sum(float(stock(t, labels=t).loss) * (t.shape[1] - 1) for t in (torch.tensor([ids]) for ids in texts))
-    assert found["full"].loss == pytest.approx(right, rel=5e-3), "bfloat16 where processors multiply it"
-    assert (found["full"].divergence, found["full"].same) == (0.0, count)
+    assert result["full"].loss == pytest.approx(right, rel=5e-3), "bfloat16 where processors multiply it"
+    assert (result["full"].divergence, result["full"].same) == (0.0, count)
     for way in ("native", "int8"):
-        assert 0 < found[way].divergence < 0.1 * count
-        assert found[way].loss == pytest.approx(right, rel=0.05)
-        assert found[way].loss != found["full"].loss
+        assert 0 < result[way].divergence < 0.1 * count
+        assert result[way].loss == pytest.approx(right, rel=0.05)
+        assert result[way].loss != result["full"].loss
 
 
 def test_a_text_is_its_turns_and_its_reference() -> None:
@@ -50,7 +50,7 @@ def test_a_text_is_its_turns_and_its_reference() -> None:
     assert weights.whole_text(Prompt("a", ("one",))) == "one"
 
 
-def test_a_table_as_a_user_asks_for_it(
+def test_the_command_prints_its_table(
     file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def asked(*more: str) -> list[str]:

@@ -22,8 +22,8 @@ NONE: tuple[int, ...] = ()
 
 @lru_cache
 def rows(serial: int = 0, b: int = 1) -> Rows:
-    laws = (Sampling(),) * b
-    return Rows((0,) * b, (5,) * b, (1,) * b, (serial,) * b, laws, "coupled", (99,) * b, GumbelNoise(11))
+    samplings = (Sampling(),) * b
+    return Rows((0,) * b, (5,) * b, (1,) * b, (serial,) * b, samplings, "coupled", (99,) * b, GumbelNoise(11))
 
 
 def report(shape: tuple[int, ...], tokens: int, b: int = 1, verify: float = 0.010, step: float = 0.001) -> Report:
@@ -92,30 +92,30 @@ def test_ucb_by_hand() -> None:
     assert max(sums, key=lambda s: len(sums[s])) == B
 
 
-def played(bandit: BanditBudget, law: dict[Any, list[int]], rounds: int, seed: int, first: int = 0) -> list[Any]:
+def played(bandit: BanditBudget, gains: dict[Any, list[int]], rounds: int, seed: int, first: int = 0) -> list[Any]:
     dice, chosen = random.Random(seed), []
     for t in range(rounds):
         shape = bandit.choose(rows(first + t)).shape or ()
-        bandit.learn(report(shape, dice.choice(law[shape])))
+        bandit.learn(report(shape, dice.choice(gains[shape])))
         chosen.append(shape)
     return chosen
 
 
 @pytest.mark.parametrize("paper", [True, False])
 @pytest.mark.parametrize("seed", range(2))
-def test_the_best_arm_is_found_and_regret_grows_slowly(seed: int, paper: bool) -> None:
-    law = {A: [2, 3, 4], B: [3, 4, 5], C: [1, 2, 3], (): [1]}
+def test_the_best_arm_wins_and_regret_grows_slowly(seed: int, paper: bool) -> None:
+    gains = {A: [2, 3, 4], B: [3, 4, 5], C: [1, 2, 3], (): [1]}
     bandit = ready(arms=((), A, B, C), paper=paper)
-    chosen = played(bandit, law, 800, seed)
+    chosen = played(bandit, gains, 800, seed)
     assert chosen[-200:].count(B) > 150
-    cost = {s: (1 + 0.1 * len(s)) * sum(1 / n for n in law[s]) / len(law[s]) for s in law}
+    cost = {s: (1 + 0.1 * len(s)) * sum(1 / n for n in gains[s]) / len(gains[s]) for s in gains}
     lost = [sum(cost[s] for s in chosen[:n]) - n * min(cost.values()) for n in (200, 800)]  # regret
     assert 0 <= lost[0] <= lost[1] < 3 * lost[0]  # four times as many rounds
 
 
 def test_exact_rewards_find_the_faster_arm_where_the_mean_of_shares_does_not() -> None:
     """1 or 3 tokens for 1.4 passes: 0.7 passes a token, though 1.4 * (1 + 1/3) / 2 is nearly as dear as no draft."""
-    law = {(1, 1): [1, 3], (): [1]}
+    gains = {(1, 1): [1, 3], (): [1]}
     for paper, expected in ((False, (1, 1)), (True, ())):
         bandit = ready(arms=((), (1, 1)), paper=paper)
         dice, chosen = random.Random(3), []
@@ -123,7 +123,7 @@ def test_exact_rewards_find_the_faster_arm_where_the_mean_of_shares_does_not() -
             shape = bandit.choose(rows(t)).shape or ()
             slow = 0.0135 if shape else 0.010
             step = 0.0030 if paper else 0.0003
-            bandit.learn(report(shape, dice.choice(law[shape]), verify=slow, step=step))
+            bandit.learn(report(shape, dice.choice(gains[shape]), verify=slow, step=step))
             chosen.append(shape)
         assert chosen[-300:].count(expected) > 200
 
@@ -158,7 +158,7 @@ def test_requests() -> None:
         assert bandit.played[1][PLAIN].verify.value > 0
 
 
-def test_a_shape_deeper_than_the_text_has_room_is_cut_and_says_nothing() -> None:
+def test_a_shape_deeper_than_the_remaining_text_is_cut_and_not_learnt_from() -> None:
     bandit = ready(arms=(A, (2, 1), ()))
     short = replace(rows(), remaining=(3,))
     for _ in range(6):

@@ -87,7 +87,7 @@ def test_drafts_that_cost_many_plain_rounds_are_tried_as_rarely(step: float) -> 
     assert play(budget, 0.3, 20_000, step=step)[0] > 0.97
 
 
-def test_a_hard_text_says_little_of_the_next() -> None:
+def test_a_hard_text_hardly_changes_the_next() -> None:
     """Rows that begin are met with what was usual, and drafts that disappointed in the last text are tried at once."""
     budget, drafted = AdaptiveBudget(), {}
     play(budget, 0.8, 600)
@@ -120,7 +120,7 @@ def test_a_kind_of_text_that_was_never_met_begins_as_the_other() -> None:
     assert budget.acceptance.shares(1)[0] == pytest.approx(0.8, abs=0.08)
 
 
-def test_plain_rounds_tell_how_fast_the_machine_is() -> None:
+def test_plain_rounds_measure_the_machines_speed() -> None:
     """It falls to half of its speed while nothing is drafted: the next draft must not be blamed for that. One disturbed
     round says little."""
     budget = AdaptiveBudget()
@@ -147,9 +147,9 @@ def test_how_many_nodes_a_draft_has_goes_by_the_rows_of_a_batch() -> None:
 
 
 def test_a_forecast_is_kept_for_some_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    budget, calls, whole = AdaptiveBudget(), [], CostModel.rounds_by_depth
+    budget, calls, full = AdaptiveBudget(), [], CostModel.rounds_by_depth
     play(budget, 0.0, 300)
-    monkeypatch.setattr(CostModel, "rounds_by_depth", lambda self, *a: calls.append(a) or whole(self, *a))
+    monkeypatch.setattr(CostModel, "rounds_by_depth", lambda self, *a: calls.append(a) or full(self, *a))
     play(budget, 0.0, 3000)
     calls = [depth for _, depth in calls if depth == budget.depth]
     assert len(calls) < 1.2 * 3000 / STALE
@@ -220,7 +220,7 @@ def test_what_takes_long_to_read_is_not_tried_in_every_text(reading: float, most
 
 
 @pytest.mark.parametrize("reading", [1.0, 4.0, 8.0])
-def test_texts_that_can_be_guessed_are_found_after_many_that_cannot(reading: float) -> None:
+def test_predictable_texts_are_drafted_after_many_that_are_not(reading: float) -> None:
     """Texts of 128 tokens, a drafter that reads each for some rounds' time: of no use in twenty of them, and then
     always right. It was never tried again where a text did not pay for its reading."""
     budget, rates = AdaptiveBudget(), []
@@ -255,7 +255,7 @@ def test_a_text_that_does_not_earn_its_reading_is_not_read() -> None:
 
 
 def test_reading_for_a_try_is_paid_for() -> None:
-    """A full batch whose drafter is never right and reads, when it is asked, what all rows wrote since: with rows that
+    """A full batch whose drafter is never right and reads, when it drafts, what all rows wrote since: with rows that
     come and go all the time, tries and their reading cost what tries may."""
     budget, lost, unread = AdaptiveBudget(), 0.0, 0
     for i in range(4000):
@@ -286,7 +286,7 @@ def test_a_good_drafter_is_used_to_the_depth_that_pays(alpha: float, b: int) -> 
     assert rate > 0.9 * best
 
 
-def test_a_drafter_that_becomes_good_is_found_again() -> None:
+def test_a_drafter_that_becomes_good_is_used_again() -> None:
     budget = AdaptiveBudget()
     play(budget, 0.0, 300)
     play(budget, 0.9, 600)
@@ -319,7 +319,7 @@ def test_rows_that_may_not_draft_do_not_count_as_misses() -> None:
     assert rate == pytest.approx((4 + 2) / budget.cost.rounds_by_depth(4, 8)[2], rel=0.1)
 
 
-def test_drafts_that_cost_more_than_they_bring_are_left_out_whatever_was_forecast() -> None:
+def test_drafts_that_slow_decoding_are_dropped_despite_the_forecast() -> None:
     """Passes over trees are slower where texts are mixed than those that were measured: the forecast is wrong."""
     budget = AdaptiveBudget()
     play(budget, 0.5, 60, node=0.01, step=0.05)
@@ -348,7 +348,7 @@ def test_a_new_batch_size_costs_what_others_of_as_many_nodes_cost() -> None:
     )
 
 
-def test_no_room_no_draft() -> None:
+def test_no_remaining_tokens_no_draft() -> None:
     for remaining in (0, 1):
         assert AdaptiveBudget().choose(rows(remaining=remaining)) == Budget(1, 0)
     assert AdaptiveBudget().choose(rows(remaining=3)).depth == 2

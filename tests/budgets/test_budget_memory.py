@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from small import build
 
 import outrider
 from outrider.budgets import memory
@@ -61,7 +63,7 @@ def replaced(state: dict[str, Any], part: int, **fields: Any) -> dict[str, Any]:
         lambda state: json.dumps(replaced(state, 0, verify=3)),
     ],
 )  # fmt: skip
-def test_what_cannot_be_read_is_forgotten(tmp_path: Path, damaged: Callable[[dict[str, Any]], str]) -> None:
+def test_unreadable_statistics_are_dropped(tmp_path: Path, damaged: Callable[[dict[str, Any]], str]) -> None:
     """Damaged, edited, or written by another version of the program."""
     file = tmp_path / "f.json"
     Memory(file, learnt(), [Fit(0.4)]).keep()
@@ -89,7 +91,7 @@ def mixed() -> tuple[Rates, Gate]:
     return rates, gate
 
 
-def test_what_a_mix_learnt_comes_back(tmp_path: Path) -> None:
+def test_a_mixs_statistics_are_restored(tmp_path: Path) -> None:
     """Rates and times as they were: the next run need not learn them anew."""
     (rates, gate), (others, again) = mixed(), (Rates(), Gate())
     Memory(tmp_path / "f.json", learnt(), (rates, gate)).keep()
@@ -142,18 +144,18 @@ def test_every_case_has_a_file_of_its_own() -> None:
 
 @pytest.mark.trained
 def test_the_next_run_begins_with_it() -> None:
-    first = outrider.load("demo", compile=False)
-    asked = {"max_new_tokens": 60, "seed": 1, "ignore_eos": True}
-    text = first.generate("Once upon a time", **asked)[0]  # type: ignore[arg-type]
+    first = outrider.load("demo")
+    options = {"max_new_tokens": 60, "seed": 1, "ignore_eos": True}
+    text = first.generate("Once upon a time", **options)[0]  # type: ignore[arg-type]
     (file,) = {held.file for held in first.memories}
     assert file.is_file()
-    second = outrider.load("demo", compile=False)
+    second = outrider.load("demo")
     budget = second.engine().budget
     assert isinstance(budget, AdaptiveBudget)
     assert not budget.measuring
     fits = [part for llm in (first, second) for part in llm.memories[0].learners if isinstance(part, Fit)]
     assert fits[0].scale == fits[1].scale != 1.0
-    assert second.generate("Once upon a time", **asked)[0].tokens == text.tokens  # type: ignore[arg-type]
-    in_memory = outrider.load(first.target.model, "lookup")  # type: ignore[attr-defined]
+    assert second.generate("Once upon a time", **options)[0].tokens == text.tokens  # type: ignore[arg-type]
+    in_memory = outrider.load(build("llama", torch.float32), "lookup")
     in_memory.engine()
     assert not in_memory.memories  # its weights may change from one run to the next

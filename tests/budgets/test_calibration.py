@@ -1,4 +1,4 @@
-"""Calibration: bins and error by hand, the fit on laws whose scale is known, and texts that do not change."""
+"""Calibration: bins and error by hand, the fit on distributions whose scale is known, and texts that do not change."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def round_of(
     return Round(rows, tree, TargetOutput(np.zeros((b, tree.nodes, 8))), [[0]] * b, [0] * b, chosen)
 
 
-def told(round: Round) -> list[Family]:
+def families_of(round: Round) -> list[Family]:
     return families(round.tree, round.tokens)
 
 
@@ -55,12 +55,12 @@ def test_families_by_hand() -> None:
     """The root's children 5 (.6) and 8 (.3), below 5: 6 (.5) and 7 (.4), below 8: 6 (.9), below 5 6: 1 (.2)."""
     one = ([9, 5, 8, 6, 7, 6, 1], [0, 0, 0, 1, 1, 2, 3], [1, 0.6, 0.3, 0.3, 0.24, 0.27, 0.06])
     two = ([9, 4], [0, 0], [1, 0.5])
-    found = told(round_of(*map(list, zip(one, two, strict=True)), [[5, 7, 2], [3]]))  # type: ignore[arg-type]
+    results = families_of(round_of(*map(list, zip(one, two, strict=True)), [[5, 7, 2], [3]]))  # type: ignore[arg-type]
     # 5 was accepted and then 7, a leaf; 8's child and the grandchild below 6 were never tested.
-    assert [(shares(f), f.hit) for f in found] == [([0.6, 0.3], 0), ([0.5, 0.4], 1), ([0.5], -1)]
-    assert [hit for f in found for _, hit in f.pairs] == [True, False, False, True, False]
-    assert not told(round_of([[9, 5]], [[0, 0]], None, [[5, 1]]))
-    assert not told(round_of([[9]], [[0]], [[1.0]], [[5]]))
+    assert [(shares(f), f.hit) for f in results] == [([0.6, 0.3], 0), ([0.5, 0.4], 1), ([0.5], -1)]
+    assert [hit for f in results for _, hit in f.pairs] == [True, False, False, True, False]
+    assert not families_of(round_of([[9, 5]], [[0, 0]], None, [[5, 1]]))
+    assert not families_of(round_of([[9]], [[0]], [[1.0]], [[5]]))
 
 
 def test_a_node_is_judged_given_its_parent() -> None:
@@ -70,7 +70,7 @@ def test_a_node_is_judged_given_its_parent() -> None:
         first, second = dice.random() < 0.52, dice.random() < 0.52
         chosen.append([5, 6, 1] if first and second else [5, 2] if first else [3])
     made = round_of([[9, 5, 6]] * n, [[0, 0, 1]] * n, [[1, 0.52, 0.2704]] * n, chosen)
-    pairs = [pair for family in told(made) for pair in family.pairs]
+    pairs = [pair for family in families_of(made) for pair in family.pairs]
     (only,) = reliability(pairs)
     assert only.low == 0.5
     assert 5800 < only.count < 6400  # 4000 and half of them, not 8000
@@ -80,11 +80,11 @@ def test_a_node_is_judged_given_its_parent() -> None:
 
 def test_reliability_by_hand() -> None:
     pairs = [(0.9, True), (0.92, False), (0.15, False), (0.1999, True), (1.0, True), (0.951, False), (0.0, False)]
-    found = reliability(pairs)
-    assert [(b.low, b.high, b.count, b.acceptance) for b in found] == [
+    results = reliability(pairs)
+    assert [(b.low, b.high, b.count, b.acceptance) for b in results] == [
         (0.0, 0.05, 1, 0.0), (0.15, 0.2, 2, 0.5), (0.9, 0.95, 2, 0.5), (0.95, 1.0, 2, 0.5),
     ]  # fmt: skip
-    assert [b.confidence for b in found] == pytest.approx([0.0, 0.17495, 0.91, 0.9755])
+    assert [b.confidence for b in results] == pytest.approx([0.0, 0.17495, 0.91, 0.9755])
     assert ece(reliability(pairs)) == pytest.approx((0 + 2 * 0.32505 + 2 * 0.41 + 2 * 0.4755) / 7)
     assert [b.count for b in reliability(pairs, 0.5)] == [3, 4]
     assert reliability([]) == []
@@ -95,7 +95,7 @@ def test_every_edge_opens_its_own_bin() -> None:
     assert [b.low for b in reliability((k / 20, True) for k in range(20))] == [round(k / 20, 9) for k in range(20)]
 
 
-def law(r: Sequence[float], scale: float) -> list[float]:
+def distribution(r: Sequence[float], scale: float) -> list[float]:
     top = max(r)
     weights = [math.exp((x - top) / scale) for x in r]
     return [w / sum(weights) for w in weights]
@@ -105,11 +105,11 @@ def test_score_is_the_slope_of_the_likelihood() -> None:
     """Where all candidates are drafted nothing is unknown: finite differences of log c_y, and its variance."""
     r, h, logs = [2.0, 1.0, -0.5], 1e-5, []
     for scale in (0.7 * math.exp(-h), 0.7, 0.7 * math.exp(h)):
-        logs.append([math.log(c) for c in law(r, scale)])
+        logs.append([math.log(c) for c in distribution(r, scale)])
     slopes = [(logs[2][y] - logs[0][y]) / (2 * h) for y in range(3)]
     for y in range(3):
-        found, information = score(Family(tuple(logs[1]), y))
-        assert found == pytest.approx(slopes[y], abs=1e-6)
+        result, information = score(Family(tuple(logs[1]), y))
+        assert result == pytest.approx(slopes[y], abs=1e-6)
         expected = sum(math.exp(c) * s * s for c, s in zip(logs[1], slopes, strict=True))
         assert information == pytest.approx(expected, rel=1e-6)
 
@@ -117,18 +117,18 @@ def test_score_is_the_slope_of_the_likelihood() -> None:
 @pytest.mark.parametrize("kept", [1, 3, 8])
 @pytest.mark.parametrize("true", [0.3, 1.0, 2.0])
 def test_the_expected_score_leads_to_the_true_scale(true: float, kept: int) -> None:
-    """Exactly 0 at the true s, up below it and down above, however little of the law was drafted."""
+    """Exactly 0 at the true s, up below it and down above, however little of the distribution was drafted."""
     dice = random.Random(kept)
     for _ in range(20):
         r = sorted((1.5 * dice.gauss(0, 1) for _ in range(30)), reverse=True)
-        truth = law(r, true)[:kept]
+        truth = distribution(r, true)[:kept]
         chances = [(-1, 1 - sum(truth)), *enumerate(truth)]
         for factor in (0.5, 0.8, 1.0, 1.25, 2.0):
-            logs = tuple(math.log(c) for c in law(r, factor * true)[:kept])
+            logs = tuple(math.log(c) for c in distribution(r, factor * true)[:kept])
             mean = sum(p * score(Family(logs, y))[0] for y, p in chances)
             if factor == 1:
                 assert abs(mean) < 1e-3  # what is left over is 1e-4 at least
-            elif 1 - sum(law(r, factor * true)[:kept]) > 1e-3:
+            elif 1 - sum(distribution(r, factor * true)[:kept]) > 1e-3:
                 assert mean * (1 - factor) > 0
 
 
@@ -137,8 +137,8 @@ def synthetic(true: float, fit: Fit, rounds: int, seed: int = 0) -> Iterator[flo
     dice = random.Random(seed)
     for _ in range(rounds):
         r = sorted((dice.choice((0.5, 2.0)) * dice.gauss(0, 1) for _ in range(40)), reverse=True)
-        logs = [math.log(c) for c in law(r, fit.scale)[: dice.randint(1, 4)]]
-        y = dice.choices(range(40), law(r, true))[0]
+        logs = [math.log(c) for c in distribution(r, fit.scale)[: dice.randint(1, 4)]]
+        y = dice.choices(range(40), distribution(r, true))[0]
         fit.learn(Family(tuple(logs), y if y < len(logs) else -1))
         yield fit.scale
 
@@ -146,17 +146,17 @@ def synthetic(true: float, fit: Fit, rounds: int, seed: int = 0) -> Iterator[flo
 @pytest.mark.parametrize("start", [0.2, 1.0, 4.0])
 @pytest.mark.parametrize("true", [0.3, 0.6, 1.5])
 def test_the_fit_finds_the_true_scale(true: float, start: float) -> None:
-    found = list(synthetic(true, Fit(start), 4000))
-    assert sum(found[-1000:]) / 1000 == pytest.approx(true, rel=0.08)
-    assert max(found[-1000:]) < 1.3 * true
-    assert min(found[-1000:]) > true / 1.3
+    results = list(synthetic(true, Fit(start), 4000))
+    assert sum(results[-1000:]) / 1000 == pytest.approx(true, rel=0.08)
+    assert max(results[-1000:]) < 1.3 * true
+    assert min(results[-1000:]) > true / 1.3
 
 
-def test_a_fit_follows_a_law_that_changes() -> None:
+def test_a_fit_follows_a_changing_distribution() -> None:
     fit = Fit()
     for true in (0.4, 1.2):
-        found = list(synthetic(true, fit, 4000))
-        assert sum(found[-500:]) / 500 == pytest.approx(true, rel=0.12)
+        results = list(synthetic(true, fit, 4000))
+        assert sum(results[-500:]) / 500 == pytest.approx(true, rel=0.12)
 
 
 def test_certainty_that_fails_moves_a_bounded_step() -> None:
@@ -170,7 +170,7 @@ def test_certainty_that_fails_moves_a_bounded_step() -> None:
 
 @dataclass(frozen=True)
 class TableDrafter(Drafter):
-    """Knows a table of laws by the last token."""
+    """Knows a table of distributions by the last token."""
 
     table: Array
     growth: Growth = GROWTH
@@ -198,7 +198,7 @@ class TableDrafting(Drafting):
 
 
 def world(noise: float = 0.8) -> tuple[TableTarget, TableDrafter]:
-    """A target, and a drafter that knows its law but for noise."""
+    """A target, and a drafter that knows its distribution but for noise."""
     target = TableTarget(VOCAB, order=1, seed=5, scale=2.0)
     more = np.random.default_rng(1).standard_normal(target.table.shape)
     return target, TableDrafter(target.table + noise * more)
@@ -242,8 +242,8 @@ def test_the_fit_steers_the_trees() -> None:
     fitted: list[Family] = []
     raw: list[Family] = []
     fit = Fit()
-    run(target, Watched(Calibrated(drafter, fit), lambda round: fitted.extend(told(round))), 1.0, n=60)
-    run(target, Watched(drafter, lambda round: raw.extend(told(round))), 1.0, n=60)
+    run(target, Watched(Calibrated(drafter, fit), lambda round: fitted.extend(families_of(round))), 1.0, n=60)
+    run(target, Watched(drafter, lambda round: raw.extend(families_of(round))), 1.0, n=60)
     assert min(len(fitted), len(raw)) > 1000
     assert fit.scale < 0.8  # with the noise, the draft model agrees with the target more often than at s = 1
     late = fitted[-len(fitted) // 2 :]

@@ -11,6 +11,7 @@ import layouts_foreign as foreign
 import pytest
 import torch
 from layouts_foreign import HEADS, KV, LAYERS, LLAMA, D, H, V
+from layouts_reference import rms, rotated
 from torch import Tensor
 
 from outrider import cli
@@ -53,19 +54,8 @@ def tensors(markov: bool = False, second: bool = False) -> dict[str, Tensor]:
     return foreign.fill(shapes)
 
 
-def rms(x: Tensor, weight: Tensor) -> Tensor:
-    return x / (x.pow(2).mean(-1, keepdim=True) + 1e-6).sqrt() * weight
-
-
-def rotated(x: Tensor, position: int) -> Tensor:
-    half = D // 2
-    angle = position * 10000.0 ** (-torch.arange(half, dtype=torch.float64) * 2 / D)
-    a, b = x[..., :half], x[..., half:]
-    return torch.cat([a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()], -1)
-
-
 def mixed(p: dict[str, Tensor], name: str, side: int, given: Tensor, y: Tensor) -> Tensor:
-    """One of DFlash 2's convolutions of the slots y, with the weights that `given` asks for; y where there is none."""
+    """One of DFlash 2's convolutions of the slots y, with the weights that `given` selects; y where there is none."""
     if f"{name}.base_kernel" not in p:
         return y
     made = []
@@ -89,12 +79,12 @@ def reference(w: dict[str, Tensor], features: Tensor, slots: Tensor, causal: boo
 
         def keys(y: Tensor, position: int, p: dict[str, Tensor] = p) -> tuple[Tensor, Tensor]:
             k, v = ((p[f"self_attn.{n}_proj.weight"] @ y).view(KV, D) for n in "kv")
-            return rotated(rms(k, p["self_attn.k_norm.weight"]), position), v
+            return rotated(rms(k, p["self_attn.k_norm.weight"]), position, 10000.0), v
 
         seen = [keys(y, t) for t, y in enumerate(context)] + [keys(y, first + j) for j, y in enumerate(normed)]
         for j, y in enumerate(normed):
             q = (p["self_attn.q_proj.weight"] @ y).view(HEADS, D)
-            q = rotated(rms(q, p["self_attn.q_norm.weight"]), first + j)
+            q = rotated(rms(q, p["self_attn.q_norm.weight"]), first + j, 10000.0)
             visible = seen[: first + j + 1] if causal else seen
             heads = []
             for h in range(HEADS):
@@ -111,10 +101,10 @@ def reference(w: dict[str, Tensor], features: Tensor, slots: Tensor, causal: boo
     return rms(x, w["norm.weight"])
 
 
-def run(found: Checkpoint, features: Tensor, slots: Tensor) -> Tensor:
+def run(result: Checkpoint, features: Tensor, slots: Tensor) -> Tensor:
     of = native.network("block")
-    net: Any = of.module(of.read(found.config, "the file")).double().eval()
-    net.load_state_dict(found.tensors, strict=True)
+    net: Any = of.module(of.read(result.config, "the file")).double().eval()
+    net.load_state_dict(result.tensors, strict=True)
     n, size = len(features), net.config.block
     turn = net.rope.at(torch.arange(n + size)[None], features.dtype)
     keys, values = net.keys_values(net.context(features[None]), turn[:, :n])
@@ -137,19 +127,25 @@ def run(found: Checkpoint, features: Tensor, slots: Tensor) -> Tensor:
 )
 def test_read(tmp_path: Path, config: dict[str, Any], causal: bool, from_anchor: bool, layout: str) -> None:
     raw = tensors(markov=layout == "DSpark", second=layout == "DFlash 2")
-    found = read(foreign.folder(tmp_path, {**CONFIG, **config}, raw))
-    assert (found.method, found.layout, method_of(tmp_path)) == ("block", layout, "block")
-    assert (found.config["causal"], found.config["sample_from_anchor"]) == (causal, from_anchor)
-    assert found.config["taps"] == list(TAPS)
-    assert found.config["mask_token"] == 60
+    checkpoint = read(foreign.folder(tmp_path, {**CONFIG, **config}, raw))
+    assert (checkpoint.method, checkpoint.layout, method_of(tmp_path)) == ("block", layout, "block")
+    assert (checkpoint.config["causal"], checkpoint.config["sample_from_anchor"]) == (causal, from_anchor)
+    assert checkpoint.config["taps"] == list(TAPS)
+    assert checkpoint.config["mask_token"] == 60
     features, slots = foreign.some(6, 2 * H, seed=3), foreign.some(BLOCK, H, seed=4)
-    torch.testing.assert_close(run(found, features, slots), reference(raw, features, slots, causal), rtol=0, atol=1e-6)
+    torch.testing.assert_close(
+        run(checkpoint, features, slots), reference(raw, features, slots, causal), rtol=0, atol=1e-6
+    )
     if layout == "DSpark":
-        assert torch.equal(found.tensors["markov_w1.weight"], raw["markov_head.markov_w1.weight"])
-        assert any("confidence_head" in note for note in found.notes)
+        assert torch.equal(checkpoint.tensors["markov_w1.weight"], raw["markov_head.markov_w1.weight"])
+        assert any("confidence_head" in note for note in checkpoint.notes)
     if layout == "DFlash 2":
-        assert (found.config["pair_head"], found.config["pair_rank"], found.config["pair_top"]) == ("selector", RANK, 7)
-        assert torch.equal(found.tensors["markov_w2.weight"], raw["candidate_selector.successor_codebook"])
+        assert (checkpoint.config["pair_head"], checkpoint.config["pair_rank"], checkpoint.config["pair_top"]) == (
+            "selector",
+            RANK,
+            7,
+        )
+        assert torch.equal(checkpoint.tensors["markov_w2.weight"], raw["candidate_selector.successor_codebook"])
 
 
 def test_read_speculators(tmp_path: Path) -> None:
@@ -159,11 +155,11 @@ def test_read_speculators(tmp_path: Path) -> None:
         "aux_hidden_state_layer_ids": list(TAPS), "mask_token_id": 60, "is_causal": True, "sample_from_anchor": True,
     }  # fmt: skip
     raw = {**tensors(), **foreign.mapping(), "lm_head.weight": foreign.some(foreign.VD, H, seed=5)}
-    found = read(foreign.folder(tmp_path, config, raw))
+    checkpoint = read(foreign.folder(tmp_path, config, raw))
     assert method_of(tmp_path) == "block"
-    assert found.config["taps"] == list(TAPS)
-    assert found.config["draft_vocab"] == foreign.VD
-    assert torch.equal(found.tensors["d2t"], raw["d2t"])
+    assert checkpoint.config["taps"] == list(TAPS)
+    assert checkpoint.config["draft_vocab"] == foreign.VD
+    assert torch.equal(checkpoint.tensors["d2t"], raw["d2t"])
 
 
 def test_read_dflash_2_of_speculators(tmp_path: Path) -> None:
@@ -171,10 +167,10 @@ def test_read_dflash_2_of_speculators(tmp_path: Path) -> None:
         "speculators_model_type": "dflash2", "transformer_layer_config": CONFIG, "block_size": BLOCK,
         "aux_hidden_state_layer_ids": list(TAPS), "mask_token_id": 60, "is_causal": False, "selector_top_k": 5,
     }  # fmt: skip
-    found = read(foreign.folder(tmp_path, config, tensors(second=True)))
-    assert found.layout == "speculators DFlash 2"
-    assert (found.config["conv"], found.config["conv_group"], found.config["pair_top"]) == (2, 8, 5)
-    assert not found.config["sample_from_anchor"]
+    checkpoint = read(foreign.folder(tmp_path, config, tensors(second=True)))
+    assert checkpoint.layout == "speculators DFlash 2"
+    assert (checkpoint.config["conv"], checkpoint.config["conv_group"], checkpoint.config["pair_top"]) == (2, 8, 5)
+    assert not checkpoint.config["sample_from_anchor"]
 
 
 @pytest.mark.parametrize(
@@ -203,7 +199,7 @@ def test_bad_configs(tmp_path: Path, config: dict[str, Any], says: str) -> None:
 
 
 @pytest.mark.parametrize(("said", "causal"), [("--causal", True), ("--no-causal", False)])
-def test_who_says_which_imports_a_folder_that_leaves_causality_open(
+def test_a_folder_without_a_causality_field_needs_the_option(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], said: str, causal: bool
 ) -> None:
     open_ = {"is_causal": False, "dflash_config": {**DFLASH["dflash_config"], "causal_head": True}}
@@ -220,11 +216,11 @@ def test_parts_of_domino_are_refused_by_name(tmp_path: Path) -> None:
         read(foreign.folder(tmp_path, {**CONFIG, **DFLASH}, raw))
 
 
-def test_windows_are_said(tmp_path: Path) -> None:
+def test_windows_are_noted(tmp_path: Path) -> None:
     config = {**CONFIG, **DFLASH, "is_causal": False, "layer_types": ["sliding_attention"] * 2, "sliding_window": 64}
-    found = read(foreign.folder(tmp_path, config, tensors()))
-    assert not found.config["causal"]
-    assert any("read 64 positions" in note for note in found.notes)
+    checkpoint = read(foreign.folder(tmp_path, config, tensors()))
+    assert not checkpoint.config["causal"]
+    assert any("read 64 positions" in note for note in checkpoint.notes)
 
 
 def facts() -> Facts:
@@ -235,20 +231,20 @@ def facts() -> Facts:
 @pytest.mark.parametrize(("causal", "second"), [(True, False), (False, False), (False, True)])
 def test_export_and_back(tmp_path: Path, to: str, causal: bool, second: bool) -> None:
     raw, given = tensors(second=second), DFLASH2 if second else DFLASH
-    found = read(foreign.folder(tmp_path / "in", {**CONFIG, **given, "is_causal": causal}, raw))
-    write(found, to, facts(), tmp_path / "out")
+    checkpoint = read(foreign.folder(tmp_path / "in", {**CONFIG, **given, "is_causal": causal}, raw))
+    write(checkpoint, to, facts(), tmp_path / "out")
     assert check(tmp_path / "out", to, facts()) == []
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert config["is_causal"] == config["dflash_config"]["causal"] == config["dflash_config"]["causal_head"] == causal
     assert config["architectures"] == given["architectures"]
     again = read(tmp_path / "out")
-    assert again.config == found.config
-    assert all(torch.equal(again.tensors[name], t) for name, t in found.tensors.items())
+    assert again.config == checkpoint.config
+    assert all(torch.equal(again.tensors[name], t) for name, t in checkpoint.tensors.items())
 
 
 def test_verify_finds_what_loaders_let_through(tmp_path: Path) -> None:
-    found = read(foreign.folder(tmp_path / "in", {**CONFIG, **DFLASH}, tensors()))
-    write(found, "vllm", facts(), tmp_path / "out")
+    checkpoint = read(foreign.folder(tmp_path / "in", {**CONFIG, **DFLASH}, tensors()))
+    write(checkpoint, "vllm", facts(), tmp_path / "out")
     place = tmp_path / "out" / "config.json"
     config = json.loads(place.read_text())
     inner = config["dflash_config"]
@@ -263,7 +259,7 @@ def test_verify_finds_what_loaders_let_through(tmp_path: Path) -> None:
 
 
 def test_export_refuses_what_dflash_has_no_place_for(tmp_path: Path) -> None:
-    found = read(foreign.folder(tmp_path / "in", {**CONFIG, **DSPARK}, tensors(markov=True)))
+    checkpoint = read(foreign.folder(tmp_path / "in", {**CONFIG, **DSPARK}, tensors(markov=True)))
     with pytest.raises(InputError, match=r"pair_head=none \(or selector with conv=2\), sample_from_anchor=false"):
-        write(found, "vllm", facts(), tmp_path / "out")
+        write(checkpoint, "vllm", facts(), tmp_path / "out")
     assert not (tmp_path / "out").exists()

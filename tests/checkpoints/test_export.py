@@ -11,7 +11,7 @@ from typing import Any
 import layouts_foreign as foreign
 import pytest
 import torch
-from layouts_foreign import DRAFTED, HEADS, LAYERS, LLAMA, VD, D, H, V
+from layouts_foreign import DRAFTED, HEADS, LAYERS, LLAMA, VD, D, H, V, config_of
 from safetensors.torch import load_file, save_file
 
 from outrider.checkpoints import Checkpoint, Facts, native, read
@@ -45,10 +45,10 @@ def eagle3(**changes: Any) -> Checkpoint:
         "scale": 0.75, "norm_before_residual": False, "norm_before_fc": False, "fc_norm": False, "norm_output": False,
         "own_embedding": False, "layers": 1, "parallel": 0, "mask_token": 0, **changes,
     }  # fmt: skip
-    found = filled("eagle3", config)
+    result = filled("eagle3", config)
     few = config["draft_vocab"]
     ours = foreign.mapping() if few == VD else {"d2t": torch.zeros(V).long(), "t2d": torch.ones(V).bool()}
-    return Checkpoint(found.layout, found.method, config, {**found.tensors, **ours})
+    return Checkpoint(result.layout, result.method, config, {**result.tensors, **ours})
 
 
 def medusa(**changes: Any) -> Checkpoint:
@@ -76,15 +76,6 @@ def hydra() -> Checkpoint:
 
 def filled(method: str, config: dict[str, Any]) -> Checkpoint:
     return Checkpoint("native", method, config, foreign.fill(native.table(method, config)))
-
-
-@pytest.fixture
-def facts(tmp_path: Path) -> Facts:
-    return Facts.at(foreign.target(tmp_path / "target"))
-
-
-def config_of(folder: Path) -> dict[str, Any]:
-    return json.loads((folder / "config.json").read_text())
 
 
 def same(a: Checkpoint, b: Checkpoint) -> None:
@@ -115,11 +106,11 @@ ROUND: list[tuple[str, Callable[[], Checkpoint], list[str]]] = [
 ]  # fmt: skip
 
 
-def zeroed(found: Checkpoint, end: str) -> Checkpoint:
-    for name, tensor in found.tensors.items():
+def zeroed(result: Checkpoint, end: str) -> Checkpoint:
+    for name, tensor in result.tensors.items():
         if name.endswith(end):
             tensor.zero_()
-    return found
+    return result
 
 
 SHARED = (
@@ -133,13 +124,13 @@ def test_engines_draft_from_all_tokens_of_a_shared_head(
     tmp_path: Path, facts: Facts, make: Callable[[], Checkpoint], to: str
 ) -> None:
     """The head is the target's, and a draft vocabulary names rows of it: without the list nothing else changes."""
-    whole = make()
+    full = make()
     few = replace(
-        whole, config={**whole.config, "draft_vocab": VD}, tensors={**whole.tensors, "d2t": torch.zeros(VD).long()}
+        full, config={**full.config, "draft_vocab": VD}, tensors={**full.tensors, "d2t": torch.zeros(VD).long()}
     )
     write(few, to, facts, tmp_path / "out")
     assert check(tmp_path / "out", to, facts) == []
-    same(whole, read(tmp_path / "out", facts))
+    same(full, read(tmp_path / "out", facts))
 
 
 @pytest.mark.parametrize(
@@ -149,20 +140,20 @@ def test_engines_draft_from_all_tokens_of_a_shared_head(
 def test_round_trips_lose_nothing(
     tmp_path: Path, facts: Facts, make: Callable[[], Checkpoint], to: str, dtype: Any
 ) -> None:
-    found = make()
-    cast = {k: t.to(dtype) if t.is_floating_point() else t for k, t in found.tensors.items()}
-    found = Checkpoint(found.layout, found.method, found.config, cast)
-    write(found, to, facts, tmp_path / "out")
+    result = make()
+    cast = {k: t.to(dtype) if t.is_floating_point() else t for k, t in result.tensors.items()}
+    result = Checkpoint(result.layout, result.method, result.config, cast)
+    write(result, to, facts, tmp_path / "out")
     assert check(tmp_path / "out", to, facts) == []
     back = read(tmp_path / "out", facts)
-    same(found, back)
+    same(result, back)
     keep(back, tmp_path / "again")
-    same(found, read(tmp_path / "again"))
-    if found.method != "medusa" or to != "medusa":
+    same(result, read(tmp_path / "again"))
+    if result.method != "medusa" or to != "medusa":
         assert config_of(tmp_path / "out")["dtype"] == str(dtype).removeprefix("torch.")
 
 
-def test_what_engines_ask_of_eagle(tmp_path: Path, facts: Facts) -> None:
+def test_an_eagle_export_has_the_fields_of_engines(tmp_path: Path, facts: Facts) -> None:
     write(eagle(), "vllm", facts, tmp_path / "out")
     config, tensors = config_of(tmp_path / "out"), load_file(tmp_path / "out" / "model.safetensors")
     assert config["architectures"] == ["LlamaForCausalLMEagle", "LlamaForCausalLM"]
@@ -174,7 +165,7 @@ def test_what_engines_ask_of_eagle(tmp_path: Path, facts: Facts) -> None:
     assert torch.equal(tensors["embed_tokens.weight"], foreign.embedding())
 
 
-def test_what_engines_ask_of_eagle3(tmp_path: Path, facts: Facts) -> None:
+def test_an_eagle3_export_has_the_fields_of_engines(tmp_path: Path, facts: Facts) -> None:
     write(eagle3(taps=[1, 4, 9]), "vllm", facts, tmp_path / "out")
     config, tensors = config_of(tmp_path / "out"), load_file(tmp_path / "out" / "model.safetensors")
     assert config["architectures"] == ["LlamaForCausalLMEagle3"]
@@ -200,7 +191,7 @@ def test_folders_older_than_some_of_their_fields(tmp_path: Path, facts: Facts, t
     assert config_of(tmp_path / "old") == config_of(tmp_path / "new")
 
 
-def test_what_speculators_asks(tmp_path: Path, facts: Facts) -> None:
+def test_an_export_has_the_fields_of_speculators(tmp_path: Path, facts: Facts) -> None:
     write(eagle3(), "speculators", facts, tmp_path / "out")
     config, tensors = config_of(tmp_path / "out"), load_file(tmp_path / "out" / "model.safetensors")
     assert (config["architectures"], config["speculators_model_type"]) == (["Eagle3DraftModel"], "eagle3")
@@ -245,9 +236,9 @@ REFUSED: list[tuple[Callable[[], Checkpoint], str, str]] = [
 ]  # fmt: skip
 
 
-def broken(found: Checkpoint) -> Checkpoint:
-    del found.tensors["fc.weight"]
-    return found
+def broken(result: Checkpoint) -> Checkpoint:
+    del result.tensors["fc.weight"]
+    return result
 
 
 @pytest.mark.parametrize(("make", "to", "sentence"), REFUSED, ids=[f"{r[1]}-{r[2][:24]}" for r in REFUSED])
@@ -348,8 +339,8 @@ def test_the_checker_finds(
     write(make(), to, facts, tmp_path / "out")
     assert check(tmp_path / "out", to, facts) == []
     spoil(tmp_path / "out")
-    found = check(tmp_path / "out", to, facts)
-    assert any(fault in sentence for sentence in found), found
+    results = check(tmp_path / "out", to, facts)
+    assert any(fault in sentence for sentence in results), results
 
 
 def test_the_checker_knows_the_target(tmp_path: Path, facts: Facts) -> None:

@@ -21,15 +21,15 @@ from outrider.schema import to_dict
 TEXT = 6
 
 
-def net(found: Checkpoint) -> Any:
+def net(result: Checkpoint) -> Any:
     """The drafter's network, filled strictly."""
-    of = native.network(found.method)
-    made = of.read(found.config, "the file")
-    assert to_dict(made) == json.loads(json.dumps(found.config)), "every field is said"
+    of = native.network(result.method)
+    made = of.read(result.config, "the file")
+    assert to_dict(made) == json.loads(json.dumps(result.config)), "every field is said"
     filled: nn.Module = of.module(made).double()
     for p in filled.parameters():
         nn.init.constant_(p, float("nan"))
-    filled.load_state_dict(found.tensors, strict=True)
+    filled.load_state_dict(result.tensors, strict=True)
     return filled.requires_grad_(False)
 
 
@@ -46,8 +46,8 @@ def embeds() -> Tensor:
     return foreign.embedding()[[3, 1, 4, 1, 5, 9]]
 
 
-def said(found: Checkpoint, what: str) -> bool:
-    return any(what in note for note in found.notes)
+def said(result: Checkpoint, what: str) -> bool:
+    return any(what in note for note in result.notes)
 
 
 POSITIONS = torch.arange(TEXT)[None]
@@ -69,13 +69,13 @@ POSITIONS = torch.arange(TEXT)[None]
 def test_eagle(tmp_path: Path, bias: bool, qkv: bool, config: dict[str, Any], file: str) -> None:
     raw = foreign.eagle(bias, qkv)
     extra = {"layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}  # old folders hold it
-    found = read(foreign.folder(tmp_path, {**LLAMA, **config}, {**raw, **extra}, file))
-    assert (found.method, found.layout) == ("eagle", "SafeAILab EAGLE")
+    checkpoint = read(foreign.folder(tmp_path, {**LLAMA, **config}, {**raw, **extra}, file))
+    assert (checkpoint.method, checkpoint.layout) == ("eagle", "SafeAILab EAGLE")
     assert method_of(tmp_path) == "eagle"
     theta = config.get("rope_theta", config.get("rope_parameters", {}).get("rope_theta", 10000.0))
     factor = config.get("rope_scaling", {}).get("factor", 1.0)
     sizes = {**SIZES, "theta": float(theta), "factor": factor}
-    made = net(found)(features()[None], embeds()[None], POSITIONS)[0]
+    made = net(checkpoint)(features()[None], embeds()[None], POSITIONS)[0]
     close(made, reference.eagle(raw, sizes, features(), embeds()))
     other = reference.eagle(raw, {**sizes, "theta": 123.0}, features(), embeds())
     assert float((made - other).abs().max()) > 1e-4, "another rotary base must show"
@@ -85,9 +85,9 @@ def test_the_embedding_must_be_the_targets(tmp_path: Path) -> None:
     facts = Facts.at(foreign.target(tmp_path / "t"))
     raw = foreign.eagle()
     rounded = {**raw, "embed_tokens.weight": raw["embed_tokens.weight"].half().double()}
-    found = read(foreign.folder(tmp_path / "d", dict(LLAMA), rounded), facts)
-    assert said(found, "is the target's")
-    assert "embed_tokens.weight" not in found.tensors
+    checkpoint = read(foreign.folder(tmp_path / "d", dict(LLAMA), rounded), facts)
+    assert said(checkpoint, "is the target's")
+    assert "embed_tokens.weight" not in checkpoint.tensors
     assert said(read(tmp_path / "d"), "unchecked")
     headed = {**raw, "lm_head.weight": foreign.head()}
     assert said(read(foreign.folder(tmp_path / "l", dict(LLAMA), headed)), "lm_head")
@@ -104,9 +104,9 @@ FLAGS: list[dict[str, bool]] = [
 
 
 def same_eagle3(
-    found: Checkpoint, raw: dict[str, Tensor], sizes: Any, at: str, given: Tensor, e: Tensor, **flags: bool
+    result: Checkpoint, raw: dict[str, Tensor], sizes: Any, at: str, given: Tensor, e: Tensor, **flags: bool
 ) -> None:
-    filled = net(found)
+    filled = net(result)
     hidden = filled(filled.fuse(given[None]), e[None], POSITIONS)
     expected, logits = reference.eagle3(raw, sizes, given, e, at, **flags)
     close(hidden[0], expected)
@@ -118,13 +118,13 @@ def same_eagle3(
 def test_eagle3(tmp_path: Path, at: str, flags: dict[str, bool]) -> None:
     raw = foreign.eagle3(at, **flags)
     layers = {"eagle_aux_hidden_state_layer_ids": [1, 5, 9]}
-    found = read(foreign.folder(tmp_path, {**LLAMA, "draft_vocab_size": VD, **layers, **flags}, raw))
-    assert method_of(tmp_path) == found.method == "eagle3"
-    assert found.config["taps"] == [1, 5, 9]
-    assert not found.config["own_embedding"]
-    assert said(found, "layers.0") == (at == "layers.0.")
-    same_eagle3(found, raw, SIZES, at, features(3), embeds(), **flags)
-    assert net(found).ids().tolist() == DRAFTED
+    checkpoint = read(foreign.folder(tmp_path, {**LLAMA, "draft_vocab_size": VD, **layers, **flags}, raw))
+    assert method_of(tmp_path) == checkpoint.method == "eagle3"
+    assert checkpoint.config["taps"] == [1, 5, 9]
+    assert not checkpoint.config["own_embedding"]
+    assert said(checkpoint, "layers.0") == (at == "layers.0.")
+    same_eagle3(checkpoint, raw, SIZES, at, features(3), embeds(), **flags)
+    assert net(checkpoint).ids().tolist() == DRAFTED
 
 
 def test_eagle3_leaves_things_to_its_target(tmp_path: Path) -> None:
@@ -133,39 +133,44 @@ def test_eagle3_leaves_things_to_its_target(tmp_path: Path) -> None:
     raw = foreign.eagle3(few=V)
     bare = {k: t for k, t in raw.items() if k != "lm_head.weight"}
     nested = {"rope_scaling": {"rope_theta": 50.0, "rope_type": "default"}}
-    found = read(foreign.folder(tmp_path / "d", {**LLAMA, **nested}, bare), facts)
-    assert found.config["taps"] == [2, 6, 9]
-    assert found.config["draft_vocab"] == V
-    assert said(found, "no lm_head")
-    assert said(found, "full one")
+    checkpoint = read(foreign.folder(tmp_path / "d", {**LLAMA, **nested}, bare), facts)
+    assert checkpoint.config["taps"] == [2, 6, 9]
+    assert checkpoint.config["draft_vocab"] == V
+    assert said(checkpoint, "no lm_head")
+    assert said(checkpoint, "full one")
     same_eagle3(
-        found, {**raw, "lm_head.weight": foreign.head()}, {**SIZES, "theta": 50.0}, "midlayer.", features(3), embeds()
+        checkpoint,
+        {**raw, "lm_head.weight": foreign.head()},
+        {**SIZES, "theta": 50.0},
+        "midlayer.",
+        features(3),
+        embeds(),
     )
     tied = Facts.at(foreign.target(tmp_path / "tied", tied=True))
     part = {k: t for k, t in foreign.eagle3().items() if k != "lm_head.weight"}
-    found = read(foreign.folder(tmp_path / "p", {**LLAMA, "draft_vocab_size": VD}, part), tied)
-    close(found.tensors["lm_head.weight"], foreign.embedding()[DRAFTED])
+    checkpoint = read(foreign.folder(tmp_path / "p", {**LLAMA, "draft_vocab_size": VD}, part), tied)
+    close(checkpoint.tensors["lm_head.weight"], foreign.embedding()[DRAFTED])
 
 
 def test_eagle3_of_another_width(tmp_path: Path) -> None:
     raw = {**foreign.eagle3(wide=48), "embed_tokens.weight": foreign.embedding()}
     inner = {"eagle_config": {"use_aux_hidden_state": True, "eagle_aux_hidden_state_layer_ids": [1, 5, 8]}}
     config = {**LLAMA, "draft_vocab_size": VD, "target_hidden_size": 48, **inner}
-    found = read(foreign.folder(tmp_path, config, raw))
-    assert found.config["own_embedding"]
-    assert found.config["taps"] == [2, 6, 9]
-    assert said(found, "SGLang")
-    same_eagle3(found, raw, SIZES, "midlayer.", foreign.some(TEXT, 144, seed=7), embeds())
-    close(net(found).embed_tokens.weight, foreign.embedding())
+    checkpoint = read(foreign.folder(tmp_path, config, raw))
+    assert checkpoint.config["own_embedding"]
+    assert checkpoint.config["taps"] == [2, 6, 9]
+    assert said(checkpoint, "SGLang")
+    same_eagle3(checkpoint, raw, SIZES, "midlayer.", foreign.some(TEXT, 144, seed=7), embeds())
+    close(net(checkpoint).embed_tokens.weight, foreign.embedding())
 
 
 def test_speculators(tmp_path: Path) -> None:
     raw = {**foreign.eagle3("layers.0."), "embed_tokens.weight": foreign.embedding()}
-    found = read(foreign.folder(tmp_path, foreign.speculators(), raw))
-    assert (found.layout, found.method, method_of(tmp_path)) == ("speculators EAGLE-3", "eagle3", "eagle3")
-    assert said(found, "made for some/model")
+    checkpoint = read(foreign.folder(tmp_path, foreign.speculators(), raw))
+    assert (checkpoint.layout, checkpoint.method, method_of(tmp_path)) == ("speculators EAGLE-3", "eagle3", "eagle3")
+    assert said(checkpoint, "made for some/model")
     sizes = {**SIZES, "theta": 500.0}
-    same_eagle3(found, raw, sizes, "layers.0.", features(3), embeds(), norm_before_residual=True)
+    same_eagle3(checkpoint, raw, sizes, "layers.0.", features(3), embeds(), norm_before_residual=True)
 
 
 # --- Medusa and Hydra ------------------------------------------------------------------------------------------------
@@ -175,11 +180,11 @@ def test_speculators(tmp_path: Path) -> None:
 @torch.no_grad()
 def test_medusa(tmp_path: Path, file: str) -> None:
     raw, f = foreign.medusa(), foreign.some(H, seed=7)
-    found = read(foreign.folder(tmp_path, {"medusa_num_heads": 5, "medusa_num_layers": 1}, raw, file))
-    assert method_of(tmp_path) == found.method == "medusa"
-    assert said(found, "says 5 heads and the weights have 3")
-    assert (found.config["layers"], found.config["lossy"]) == (2, False)
-    for a, b in zip(net(found)(f[None]), reference.medusa(raw, "", 3, 2, f, None), strict=True):
+    checkpoint = read(foreign.folder(tmp_path, {"medusa_num_heads": 5, "medusa_num_layers": 1}, raw, file))
+    assert method_of(tmp_path) == checkpoint.method == "medusa"
+    assert said(checkpoint, "says 5 heads and the weights have 3")
+    assert (checkpoint.config["layers"], checkpoint.config["lossy"]) == (2, False)
+    for a, b in zip(net(checkpoint)(f[None]), reference.medusa(raw, "", 3, 2, f, None), strict=True):
         close(a[0], b)
 
 
@@ -187,9 +192,9 @@ def test_medusa(tmp_path: Path, file: str) -> None:
 def test_medusa_that_shares_the_head(tmp_path: Path) -> None:
     facts, f = Facts.at(foreign.target(tmp_path / "t")), foreign.some(H, seed=7)
     raw = foreign.medusa(share=True)
-    found = read(foreign.folder(tmp_path / "d", {}, raw, "medusa_lm_head.safetensors"), facts)
-    assert found.config["share_head"]
-    made = net(found)(f[None], lambda x: x @ foreign.head().T)
+    checkpoint = read(foreign.folder(tmp_path / "d", {}, raw, "medusa_lm_head.safetensors"), facts)
+    assert checkpoint.config["share_head"]
+    made = net(checkpoint)(f[None], lambda x: x @ foreign.head().T)
     for a, b in zip(made, reference.medusa(raw, "", 3, 2, f, foreign.head()), strict=True):
         close(a[0], b)
 
@@ -204,11 +209,11 @@ def test_medusa_2(tmp_path: Path) -> None:
     save_file(raw, tmp_path / "b.safetensors")
     places = {**dict.fromkeys(rest, "a.safetensors"), **dict.fromkeys(raw, "b.safetensors")}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
-    found = read(tmp_path)
+    checkpoint = read(tmp_path)
     assert method_of(tmp_path) == "medusa"
-    assert found.config["lossy"]
-    assert said(found, "changed model")
-    for a, b in zip(net(found)(f[None]), reference.medusa(raw, "medusa_head.", 3, 1, f, None), strict=True):
+    assert checkpoint.config["lossy"]
+    assert said(checkpoint, "changed model")
+    for a, b in zip(net(checkpoint)(f[None]), reference.medusa(raw, "medusa_head.", 3, 1, f, None), strict=True):
         close(a[0], b)
 
 
@@ -223,9 +228,9 @@ def test_medusa_of_vllm(tmp_path: Path, bias: bool) -> None:
         shapes[f"lm_heads.{i}.weight"] = (V, H)
     raw, f = foreign.fill(shapes), foreign.some(H, seed=7)
     config = {"model_type": "medusa", "hidden_size": H, "vocab_size": V, "num_heads": 2, "medusa_fc_bias": bias}
-    found = read(foreign.folder(tmp_path, config, raw))
-    assert method_of(tmp_path) == found.method
-    for a, b in zip(net(found)(f[None]), reference.medusa_vllm(raw, 2, 3, f), strict=True):
+    checkpoint = read(foreign.folder(tmp_path, config, raw))
+    assert method_of(tmp_path) == checkpoint.method
+    for a, b in zip(net(checkpoint)(f[None]), reference.medusa_vllm(raw, 2, 3, f), strict=True):
         close(a[0], b)
 
 
@@ -235,9 +240,9 @@ def test_hydra(tmp_path: Path, prefix: bool) -> None:
     facts = Facts.at(foreign.target(tmp_path / "t"))
     raw = foreign.hydra(prefix=prefix)
     arch = {"hydra_head_arch": "prefix-mlp" if prefix else "mlp", "grounded_heads": True, "hydra_num_heads": 3}
-    found = read(foreign.folder(tmp_path / "d", arch, raw, "hydra_lm_head.pt"), facts)
-    assert method_of(tmp_path / "d") == found.method == "hydra"
-    filled, seen = net(found), features()
+    checkpoint = read(foreign.folder(tmp_path / "d", arch, raw, "hydra_lm_head.pt"), facts)
+    assert method_of(tmp_path / "d") == checkpoint.method == "hydra"
+    filled, seen = net(checkpoint), features()
     if prefix:
         expected = reference.hydra_prefix(raw, SIZES, seen)
         seen = filled.prefix(seen[None], POSITIONS)[0]
@@ -251,10 +256,10 @@ def test_hydra(tmp_path: Path, prefix: bool) -> None:
 
 
 def test_native_is_kept_bit_for_bit(tmp_path: Path) -> None:
-    found = read(foreign.folder(tmp_path / "f", dict(LLAMA), foreign.eagle()))
-    keep(found, tmp_path / "n")
+    checkpoint = read(foreign.folder(tmp_path / "f", dict(LLAMA), foreign.eagle()))
+    keep(checkpoint, tmp_path / "n")
     again = read(tmp_path / "n")
-    assert (again.layout, again.method, again.config) == ("native", found.method, found.config)
-    assert again.tensors.keys() == found.tensors.keys()
-    assert all(torch.equal(again.tensors[k], found.tensors[k]) for k in found.tensors)
+    assert (again.layout, again.method, again.config) == ("native", checkpoint.method, checkpoint.config)
+    assert again.tensors.keys() == checkpoint.tensors.keys()
+    assert all(torch.equal(again.tensors[k], checkpoint.tensors[k]) for k in checkpoint.tensors)
     assert method_of(tmp_path / "n") == "eagle"

@@ -27,7 +27,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_no_number_moves_by_more_than_half_a_step() -> None:
+def test_no_weight_moves_by_more_than_half_a_step() -> None:
     x = np.random.default_rng(1).normal(size=(7, 96)).astype(np.float32) * np.float32(0.02)
     x[3] = 0  # no scale at all
     values, scale = int8.quantise(x)

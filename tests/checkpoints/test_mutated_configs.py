@@ -26,7 +26,7 @@ WRONG = (
     MISSING,
 )  # fmt: skip
 NATIVE = "eagle3", "eagle", "hass", "block", "medusa", "hydra"
-MUCH = 2**20  # KiB that a test may take beyond what its process has: a config once asked for 5 GB
+MUCH = 2**20  # KiB that a test may take beyond what its process has: a config once made it allocate 5 GB
 
 
 def fields(config: dict[str, Any]) -> Iterator[tuple[str, ...]]:

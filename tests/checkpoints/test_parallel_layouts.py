@@ -10,7 +10,7 @@ import layouts_foreign as foreign
 import layouts_reference as reference
 import pytest
 import torch
-from layouts_foreign import LAYERS, LLAMA, SIZES, VD, H, V
+from layouts_foreign import LAYERS, LLAMA, SIZES, VD, H, V, config_of
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -40,10 +40,10 @@ def speculators(**changes: Any) -> dict[str, Any]:
     config = foreign.speculators()
     inner = {**config["transformer_layer_config"], "num_hidden_layers": 3}
     proposal = {"proposal_type": "greedy", "speculative_tokens": 6}
-    told = {**config["speculators_config"], "algorithm": "peagle", "proposal_methods": [proposal]}
+    settings = {**config["speculators_config"], "algorithm": "peagle", "proposal_methods": [proposal]}
     named = {"architectures": ["PEagleSpeculator"], "speculators_model_type": "peagle", "norm_before_residual": False}
     return {
-        **config, **named, "mask_token_id": TOKEN, "transformer_layer_config": inner, "speculators_config": told,
+        **config, **named, "mask_token_id": TOKEN, "transformer_layer_config": inner, "speculators_config": settings,
         **changes,
     }  # fmt: skip
 
@@ -61,9 +61,9 @@ def logits(raw: dict[str, Tensor], sizes: Any, features: Tensor, tokens: list[in
 
 
 @torch.no_grad()
-def same_logits(found: Checkpoint, raw: dict[str, Tensor], sizes: Any, at: str = "layers.0.") -> None:
-    net = native.network("eagle3").module(native.network("eagle3").read(found.config, "it")).double()
-    net.load_state_dict(found.tensors, strict=True)
+def same_logits(result: Checkpoint, raw: dict[str, Tensor], sizes: Any, at: str = "layers.0.") -> None:
+    net = native.network("eagle3").module(native.network("eagle3").read(result.config, "it")).double()
+    net.load_state_dict(result.tensors, strict=True)
     features, tokens = foreign.some(4, 3 * H, seed=7), [3, 1, 4, 1]
     given = torch.cat([net.fuse(features[None]), net.fuse(net.mask_hidden).expand(1, 2, -1)], 1)
     embeds = net.embed_tokens(torch.tensor([[*tokens, net.config.mask_token, net.config.mask_token]]))
@@ -75,58 +75,57 @@ def same_logits(found: Checkpoint, raw: dict[str, Tensor], sizes: Any, at: str =
 @pytest.mark.parametrize(("at", "spare"), [("layers.0.", False), ("layers.0.", True), ("midlayer.", False)])
 def test_published_folders(tmp_path: Path, mask: tuple[int, ...], at: str, spare: bool) -> None:
     raw = tensors(mask, at, spare)
-    found = read(foreign.folder(tmp_path, published(), raw))
-    assert method_of(tmp_path) == found.method == "eagle3"
-    assert (found.config["layers"], found.config["parallel"], found.config["mask_token"]) == (3, 8, TOKEN)
-    assert found.config["own_embedding"]
-    assert any("so it is 8" in note for note in found.notes)
-    assert sum("hidden_norm" in note for note in found.notes) == (2 if spare else 0)
-    same_logits(found, raw, SIZES, at)
+    checkpoint = read(foreign.folder(tmp_path, published(), raw))
+    assert method_of(tmp_path) == checkpoint.method == "eagle3"
+    assert (checkpoint.config["layers"], checkpoint.config["parallel"], checkpoint.config["mask_token"]) == (
+        3,
+        8,
+        TOKEN,
+    )
+    assert checkpoint.config["own_embedding"]
+    assert any("so it is 8" in note for note in checkpoint.notes)
+    assert sum("hidden_norm" in note for note in checkpoint.notes) == (2 if spare else 0)
+    same_logits(checkpoint, raw, SIZES, at)
 
 
 def test_speculators(tmp_path: Path) -> None:
     raw = tensors()
-    found = read(foreign.folder(tmp_path, speculators(), raw))
-    assert (found.layout, found.config["parallel"], found.config["mask_token"]) == ("speculators P-EAGLE", 6, TOKEN)
-    same_logits(found, raw, {**SIZES, "theta": 500.0})
-
-
-@pytest.fixture
-def facts(tmp_path: Path) -> Facts:
-    return Facts.at(foreign.target(tmp_path / "target"))
-
-
-def config_of(folder: Path) -> dict[str, Any]:
-    return json.loads((folder / "config.json").read_text())
+    checkpoint = read(foreign.folder(tmp_path, speculators(), raw))
+    assert (checkpoint.layout, checkpoint.config["parallel"], checkpoint.config["mask_token"]) == (
+        "speculators P-EAGLE",
+        6,
+        TOKEN,
+    )
+    same_logits(checkpoint, raw, {**SIZES, "theta": 500.0})
 
 
 @pytest.mark.parametrize("own", [True, False])
 @pytest.mark.parametrize("to", ["vllm", "speculators"])
 def test_round_trips_lose_nothing(tmp_path: Path, facts: Facts, to: str, own: bool) -> None:
     foreign.folder(tmp_path / "in", published(outrider={"parallel": 5, "scale": 0.75}), tensors())
-    found = read(tmp_path / "in")
+    checkpoint = read(tmp_path / "in")
     if not own:
-        config = {**found.config, "own_embedding": False}
-        rest = {k: t for k, t in found.tensors.items() if k != "embed_tokens.weight"}
-        found = Checkpoint(found.layout, found.method, config, rest)
-    write(found, to, facts, tmp_path / "out")
+        config = {**checkpoint.config, "own_embedding": False}
+        rest = {k: t for k, t in checkpoint.tensors.items() if k != "embed_tokens.weight"}
+        checkpoint = Checkpoint(checkpoint.layout, checkpoint.method, config, rest)
+    write(checkpoint, to, facts, tmp_path / "out")
     assert check(tmp_path / "out", to, facts) == []
     back = read(tmp_path / "out", facts)
-    assert back.config == found.config
-    assert back.tensors.keys() == found.tensors.keys()
-    assert all(torch.equal(back.tensors[name], t) for name, t in found.tensors.items())
+    assert back.config == checkpoint.config
+    assert back.tensors.keys() == checkpoint.tensors.keys()
+    assert all(torch.equal(back.tensors[name], t) for name, t in checkpoint.tensors.items())
     keep(back, tmp_path / "again")
 
 
-def test_what_engines_ask(tmp_path: Path, facts: Facts) -> None:
-    found = read(foreign.folder(tmp_path / "in", published(outrider={"parallel": 5}), tensors()))
-    write(found, "vllm", facts, tmp_path / "vllm")
+def test_a_p_eagle_export_has_the_fields_of_engines(tmp_path: Path, facts: Facts) -> None:
+    checkpoint = read(foreign.folder(tmp_path / "in", published(outrider={"parallel": 5}), tensors()))
+    write(checkpoint, "vllm", facts, tmp_path / "vllm")
     config, kept = config_of(tmp_path / "vllm"), load_file(tmp_path / "vllm" / "model.safetensors")
     assert config["architectures"] == ["LlamaForCausalLMEagle3"]
     assert (config["num_hidden_layers"], config["ptd_token_id"], config["pard_token"]) == (3, TOKEN, TOKEN)
     assert kept["mask_hidden"].numel() == 3 * H
     assert {name.split(".")[1] for name in kept if name.startswith("layers.")} == {"1", "2"}
-    write(found, "speculators", facts, tmp_path / "spec")
+    write(checkpoint, "speculators", facts, tmp_path / "spec")
     config, kept = config_of(tmp_path / "spec"), load_file(tmp_path / "spec" / "model.safetensors")
     assert (config["speculators_model_type"], config["architectures"]) == ("peagle", ["PEagleSpeculator"])
     assert (config["mask_token_id"], config["transformer_layer_config"]["num_hidden_layers"]) == (TOKEN, 3)
@@ -145,8 +144,8 @@ def test_what_engines_ask(tmp_path: Path, facts: Facts) -> None:
     ],
 )
 def test_the_checker_finds(tmp_path: Path, facts: Facts, to: str, spoil: Any, says: str) -> None:
-    found = read(foreign.folder(tmp_path / "in", published(), tensors()))
-    write(found, to, facts, tmp_path / "out")
+    checkpoint = read(foreign.folder(tmp_path / "in", published(), tensors()))
+    write(checkpoint, to, facts, tmp_path / "out")
     config, kept = config_of(tmp_path / "out"), load_file(tmp_path / "out" / "model.safetensors")
     spoil(config, kept)
     (tmp_path / "out" / "config.json").write_text(json.dumps(config))
@@ -183,7 +182,7 @@ def test_layers_need_masks(tmp_path: Path) -> None:
     ],
 )
 def test_refused_exports(tmp_path: Path, facts: Facts, to: str, changes: dict[str, Any], says: str) -> None:
-    found = read(foreign.folder(tmp_path / "in", published(**changes), tensors()))
+    checkpoint = read(foreign.folder(tmp_path / "in", published(**changes), tensors()))
     with pytest.raises(InputError, match=says):
-        write(found, to, facts, tmp_path / "out")
+        write(checkpoint, to, facts, tmp_path / "out")
     assert not (tmp_path / "out").exists()

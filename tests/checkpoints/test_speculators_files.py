@@ -23,10 +23,10 @@ ALL = [*KINDS, *(f"{kind}_causal" for kind in KINDS)]
 SPELLINGS = ["is_causal", "dflash_config.causal", "dflash_config.causal_head"]
 
 
-def network(found: Checkpoint) -> Any:
+def network(result: Checkpoint) -> Any:
     of = native.network("block")
-    net: Any = of.module(of.read(found.config, "the file")).double().eval().requires_grad_(False)
-    net.load_state_dict(found.tensors, strict=True)
+    net: Any = of.module(of.read(result.config, "the file")).double().eval().requires_grad_(False)
+    net.load_state_dict(result.tensors, strict=True)
     return net
 
 
@@ -110,14 +110,14 @@ def spelled(kind: str, said: dict[str, bool]) -> tuple[dict[str, Any], dict[str,
     [*((kind, spelling) for kind in ("dflash", "dflash2") for spelling in SPELLINGS), ("dspark", "is_causal")],
 )
 def test_each_spelling_alone_has_the_librarys_logits(tmp_path: Path, kind: str, spelling: str, causal: bool) -> None:
-    found = read(foreign.folder(tmp_path, *spelled(kind, {spelling: causal})))
-    assert found.config["causal"] is causal
-    same_answers(network(found), answers(f"{kind}_causal" if causal else kind))
+    checkpoint = read(foreign.folder(tmp_path, *spelled(kind, {spelling: causal})))
+    assert checkpoint.config["causal"] is causal
+    same_answers(network(checkpoint), answers(f"{kind}_causal" if causal else kind))
 
 
 @pytest.mark.parametrize("to", ["vllm", "sglang"])
 @pytest.mark.parametrize("kind", [kind for kind in ALL if "dspark" not in kind])
-def test_an_export_says_each_spelling_and_one_is_enough(tmp_path: Path, kind: str, to: str) -> None:
+def test_an_export_writes_each_spelling_and_one_is_enough(tmp_path: Path, kind: str, to: str) -> None:
     given = read(FOLDERS / kind)
     facts = Facts("the target", 61, 16, 6, 64, {}, foreign.embedding, foreign.head)
     write(given, to, facts, tmp_path / "out")
@@ -135,7 +135,7 @@ def test_an_export_says_each_spelling_and_one_is_enough(tmp_path: Path, kind: st
         same_answers(network(back), answers(kind))
 
 
-def test_layers_with_and_without_a_window_are_refused_until_someone_says(tmp_path: Path) -> None:
+def test_mixed_layers_with_windows_are_refused_without_the_option(tmp_path: Path) -> None:
     config = json.loads((FOLDERS / "dflash_causal" / "config.json").read_text())
     tensors = load_file(FOLDERS / "dflash_causal" / "model.safetensors")
     layer = {**config["transformer_layer_config"], "layer_types": ["sliding_attention", "full_attention"]}

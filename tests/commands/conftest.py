@@ -38,8 +38,7 @@ def run(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> R
     disable_progress_bar()  # in a process of its own, the command line sees to it before transformers is imported
 
     def run(*args: str) -> Result:
-        code = main(args)
-        out, err = capfd.readouterr()
-        return code, out, err
+        capfd.readouterr()
+        return Result(main(args), *capfd.readouterr())
 
     return run

@@ -20,7 +20,7 @@ from outrider import InputError, cli
 
 
 def spoilt(to: Path, what: str, value: float) -> Path:
-    """The demo model with such numbers in the tensors of this name."""
+    """The demo model with such values in the tensors of this name."""
     shutil.copytree(str(files("outrider") / "demo" / "target"), to)
     tensors = {name: tensor.clone() for name, tensor in load_file(to / "model.safetensors").items()}
     for name in tensors:
@@ -65,8 +65,8 @@ def test_a_text_that_meets_nans_ends_with_2(
     save_file({**tensors, **head, embedding: rows}, model / "model.safetensors", metadata={"format": "pt"})
     config = json.loads((model / "config.json").read_text(encoding="utf-8"))
     (model / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": False}), encoding="utf-8")
-    asked = ["generate", str(model), "hello", *more, "--max-new-tokens", "4", "--drafter", "lookup", "--no-compile"]
-    assert cli.main(asked) == 2
+    arguments = ["generate", str(model), "hello", *more, "--max-new-tokens", "4", "--drafter", "lookup", "--no-compile"]
+    assert cli.main(arguments) == 2
     assert "NaN or infinite" in capsys.readouterr().err
     outputs = outrider.load(model, "lookup", compile=False).generate(["hello", "Once"], max_new_tokens=4)
     assert outputs[0].finish_reason == "error"
@@ -74,7 +74,7 @@ def test_a_text_that_meets_nans_ends_with_2(
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits of Linux")
 @pytest.mark.parametrize("limit", [60_000, 80_000])
-def test_too_little_memory_is_said(limit: int, tmp_path: Path) -> None:
+def test_too_little_memory_is_reported(limit: int, tmp_path: Path) -> None:
     """It was `MemoryError: no message`."""
     done = subprocess.run(
         [sys.executable, "-m", "outrider", "generate", "demo", "hello", "--max-new-tokens", "2"],
@@ -88,7 +88,7 @@ def test_too_little_memory_is_said(limit: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["CUDA out of memory. Tried to allocate 2 GiB", "can't allocate memory: you tried"])
-def test_torch_without_memory_is_said(text: str) -> None:
+def test_torch_without_memory_is_reported(text: str) -> None:
     assert cli.explain(RuntimeError(text))[0] == 2
     assert cli.explain(MemoryError()) == cli.explain(torch.OutOfMemoryError(text))
 

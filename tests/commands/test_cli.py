@@ -8,30 +8,15 @@ import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import pytest
 import typer
+from cli_world import Run
 
 from outrider import cli
 from outrider.params import InputError
 
 COMMANDS = Path(cli.__file__).parent / "commands"
-
-
-class Ran:
-    def __init__(self, code: int, out: str, err: str):
-        self.code, self.out, self.err = code, out, err
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Any:
-    def call(*args: str) -> Ran:
-        capsys.readouterr()
-        code = cli.main(args)
-        return Ran(code, *capsys.readouterr())
-
-    return call
 
 
 @pytest.mark.process
@@ -45,7 +30,7 @@ def test_help_needs_no_torch() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_help_names_every_command(run: Any) -> None:
+def test_help_names_every_command(run: Run) -> None:
     for shown in (run("--help"), run("-h"), run()):
         assert shown.code == 0
         assert not shown.err
@@ -54,11 +39,11 @@ def test_help_names_every_command(run: Any) -> None:
         assert all(f"─ {group} ─" in shown.out for group in cli.GROUPS)
 
 
-def test_info_says_where_a_model_lies(run: Any, tmp_path: Path) -> None:
-    found = json.loads(run("info", "demo", "--json").out)
-    assert (Path(found["where"]) / "config.json").is_file()
-    assert (found["model"], found["drafter"]) == ("demo", "eagle:demo/hass")
-    assert f"where     {found['where']}\n" in run("info", "demo").out
+def test_info_shows_where_a_model_lies(run: Run, tmp_path: Path) -> None:
+    result = json.loads(run("info", "demo", "--json").out)
+    assert (Path(result["where"]) / "config.json").is_file()
+    assert (result["model"], result["drafter"]) == ("demo", "eagle:demo/hass")
+    assert f"where     {result['where']}\n" in run("info", "demo").out
     shown = run("info", str(tmp_path / "lost"))
     assert (shown.code, shown.out) == (2, "")
     assert "there is no folder" in shown.err
@@ -70,40 +55,13 @@ def test_info_says_where_a_model_lies(run: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [n for n in cli.COMMANDS if (COMMANDS / f"{cli.file_of(n)}.py").is_file()])
-def test_every_command_loads_and_takes_json(run: Any, name: str) -> None:
+def test_every_command_loads_and_takes_json(run: Run, name: str) -> None:
     shown = run(name, *(["generate"] if name == "data" else []), "--help")
     assert shown.code == 0
     assert "--json" in shown.out or name == "serve"
 
 
-@pytest.mark.parametrize(
-    ("args", "words"),
-    [
-        (["generate", "a", "--target", "x"], "a model is named without --target, as in: outrider generate MODEL"),
-        (["data", "generate", "--target", "x"], "outrider data generate MODEL"),
-        (["generate", "a", "--prompts-file", "x"], "--prompts FILE"),
-        (["generate", "a", "--nodes", "4"], "--budget 16x6"),
-        (["generate", "a", "--depth", "4"], "--budget 16x6"),
-        (["generate", "a", "--arms", "2,1"], "--budget '3,2,1 2,1 none'"),
-        (["generate", "a", "--compile"], "--no-compile turns them off"),
-        (["bench", "--tasks", "gsm8k"], "--task now"),
-        (["bench", "--rule", "block"], "--drafter lookup@rejection"),
-        (["bench", "--prompts", "x"], "--task FILE"),
-        (["train", "eagle", "--data", "x", "--out", "x", "--prompts", "3"], "--limit"),
-        (["benhc"], "Did you mean 'bench'?"),
-        (["--nothing"], "No such option"),
-    ],
-)
-def test_bad_input_is_one_sentence(run: Any, args: list[str], words: str) -> None:
-    shown = run(*args)
-    assert shown.code == 2
-    assert not shown.out
-    assert words in shown.err
-    assert shown.err.startswith("outrider: ")
-    assert len(shown.err.splitlines()) == 1
-
-
-def test_failures_exit_1_and_debug_shows_why(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failures_exit_1_and_debug_shows_why(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(error: BaseException) -> None:
         def command() -> None:
             raise error
@@ -130,12 +88,12 @@ def test_failures_exit_1_and_debug_shows_why(run: Any, monkeypatch: pytest.Monke
     assert run("info").code == 1
 
 
-def test_info(run: Any) -> None:
-    found = json.loads(run("info", "--json").out)
-    assert {"lookup", "none", "model"} <= set(found["drafters"])
-    assert {"python", "torch", "transformers"} <= set(found["versions"])
-    assert {"target", "draft"} <= set(found["models"])
-    assert found["devices"][0] == "cpu"
+def test_info(run: Run) -> None:
+    result = json.loads(run("info", "--json").out)
+    assert {"lookup", "none", "model"} <= set(result["drafters"])
+    assert {"python", "torch", "transformers"} <= set(result["versions"])
+    assert {"target", "draft"} <= set(result["models"])
+    assert result["devices"][0] == "cpu"
     shown = run("info").out
     assert "drafters" in shown
     assert "et al\n" not in shown
@@ -143,16 +101,16 @@ def test_info(run: Any) -> None:
 
 @pytest.mark.process
 def test_the_package_runs_as_a_module_and_completes_in_a_shell() -> None:
-    """What a shell asks for at TAB: commands, and the options of one, without torch."""
+    """What a shell completes at TAB: commands, and the options of one, without torch."""
     module = [sys.executable, "-m", "outrider"]
     done = subprocess.run([*module, "--version"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == version("outrider")
     for words, wanted in (("outrider ge", "generate"), ("outrider chat --sy", "--system")):
-        asked = {"_OUTRIDER_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
-        done = subprocess.run(module, capture_output=True, text=True, env={**os.environ, **asked})
+        settings = {"_OUTRIDER_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+        done = subprocess.run(module, capture_output=True, text=True, env={**os.environ, **settings})
         assert done.stdout.split() == [wanted], done.stderr
 
 
-def test_version(run: Any) -> None:
+def test_version(run: Run) -> None:
     assert run("--version").out.strip() == json.loads(run("info", "--json").out)["versions"]["outrider"]

@@ -35,8 +35,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def read(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "results.json").read_text(encoding="utf-8"))
-    return found
+    matches: dict[str, Any] = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+    return matches
 
 
 def test_all_files_and_all_cells(run: Path) -> None:
@@ -61,51 +61,18 @@ def test_the_same_command_measures_nothing_twice(run: Path, capsys: pytest.Captu
     before, old = (run / "samples.jsonl").read_bytes(), read(run)
     assert bench(*SMALL, *GRID, "--json", "--out", str(run)) == 0
     assert (run / "samples.jsonl").read_bytes() == before
-    told = json.loads(capsys.readouterr().out)
-    assert [c["method"] for c in told["cells"]] == [c["method"] for c in old["cells"]]
-    assert told["run"]["sessions"] >= 2
+    report = json.loads(capsys.readouterr().out)
+    assert [c["method"] for c in report["cells"]] == [c["method"] for c in old["cells"]]
+    assert report["run"]["sessions"] >= 2
 
 
 def test_compare(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert bench("compare", str(run), str(run), "--json") == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["rows"]
-    assert not found["only_a"]
+    result = json.loads(capsys.readouterr().out)
+    assert result["rows"]
+    assert not result["only_a"]
     assert bench("compare", str(run), str(run)) == 0
     assert "lookup" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("args", "words"),
-    [
-        (["--task", "gsm9k"], "gsm8k"),
-        (["--drafter", "looup"], "there is no drafter 'looup'"),
-        (["--peer", "vllm"], "there is no peer 'vllm'"),
-        (["--drafter", "lookup@typical"], "typical acceptance at temperature 0"),
-        (["--drafter", "lookup@16y2"], "there is no drafter 'lookup@16y2'"),
-        (["--drafter", "lookup", "--drafter", "lookup@auto"], "two methods are called 'lookup'"),
-        (["--drafter", "lookup@native"], "native weights are those of a .gguf file"),
-        (["--max-new-tokens", "0"], "--max-new-tokens must be at least 1"),
-        (["--temperature", "0", "1"], "unexpected argument '1'"),
-        (["suffix"], "unexpected argument 'suffix'"),
-        (["--max-new-tokens", "4000"], "fits into the model's context"),
-        (["--data", "nowhere"], "there is no folder nowhere"),
-        (["compare", "nowhere", "nowhere"], "nowhere"),
-    ],
-)
-def test_bad_input_is_refused_in_a_sentence(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], args: list[str], words: str
-) -> None:
-    given = (
-        args
-        if args[0] == "compare"
-        else ["demo", "--task", "demo/tldr", "--limit", "1", *args, "--out", str(tmp_path / "x")]
-    )
-    code = bench(*given)
-    told = capsys.readouterr().err.strip().splitlines()[-1]
-    assert code == 2, told
-    assert words in told
-    assert not (tmp_path / "x").exists(), "a refusal leaves nothing behind"
 
 
 def test_another_setting_in_the_same_folder_is_refused(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -133,7 +100,7 @@ def test_tasks_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(capsys.readouterr().out)["demo"]
 
 
-def test_ctrl_c_says_what_is_kept(
+def test_ctrl_c_reports_the_kept_results(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupt(self: Runner, group: Group, advance: Any) -> bool:

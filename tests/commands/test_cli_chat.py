@@ -72,9 +72,7 @@ def test_commands_change_how_answers_are_drawn(talk: chat.Talk, capsys: pytest.C
     assert chat.completions("/re", 1) is None
 
 
-def test_what_is_wrong_is_said_and_the_conversation_goes_on(
-    talk: chat.Talk, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_errors_are_shown_and_the_conversation_goes_on(talk: chat.Talk, capsys: pytest.CaptureFixture[str]) -> None:
     lines = ["/compare", "/what", "/seed x", "/drafter nonsense", "cat " * 200, "/temperature -1", PROMPT, "/quit", "x"]
     chat.converse(talk, iter(lines))
     err = capsys.readouterr().err.splitlines()
@@ -122,21 +120,14 @@ def test_without_a_template_the_model_goes_on_from_the_text(
     assert "which --system needs" in refused(run("chat", folder, "--system", "the"))
 
 
-def test_bad_options_are_refused(run: Run, folder: str) -> None:
-    for options, says in (
-        (["--max-new-tokens", "0"], "--max-new-tokens"), (["--rule", "typical"], "--lossy"),
-        (["--temperature", "-1"], "temperature"), (["--budget", "x"], "a budget is"), (["--stop", ""], "stop string"),
-    ):  # fmt: skip
-        assert says in refused(run("chat", folder, *options))
-
-
 @pytest.mark.process
-def test_on_a_terminal(folder: str, tmp_path: Path) -> None:
+@pytest.mark.trained
+def test_on_a_terminal(tmp_path: Path) -> None:
     """Typed lines, a history that is kept, Ctrl-C and Ctrl-D at the prompt."""
     pid, terminal = pty.fork()
     if pid == 0:
         os.environ["XDG_STATE_HOME"] = str(tmp_path)
-        os.execv(sys.executable, [sys.executable, "-m", "outrider", "chat", folder, *SHORT])
+        os.execv(sys.executable, [sys.executable, "-m", "outrider", "chat", "demo", "--drafter", "lookup", *SHORT])
     shown = ""
 
     def until(words: str, typed: bytes = b"") -> None:

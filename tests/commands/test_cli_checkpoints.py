@@ -24,8 +24,8 @@ def test_import_and_export(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
 
     assert "SafeAILab EAGLE" in run("import", where)
     assert f"eagle:{tmp_path / 'n'}" in run("import", where, target, "--out", tmp_path / "n")
-    found = json.loads(run("import", tmp_path / "n", "--json"))
-    assert (found["layout"], found["method"], found["tensors"]["fc.weight"]) == ("native", "eagle", [H, 2 * H])
+    result = json.loads(run("import", tmp_path / "n", "--json"))
+    assert (result["layout"], result["method"], result["tensors"]["fc.weight"]) == ("native", "eagle", [H, 2 * H])
     assert "there already" in run("import", where, "--out", tmp_path / "n", code=2)
     export = ["export", tmp_path / "n", target, "--to"]
     assert "--out" in run(*export, "vllm", code=2)

@@ -33,12 +33,12 @@ def test_the_json_has_the_documented_keys(run: Run, folder: str) -> None:
     options = ("--max-new-tokens", "12", "--seed", "5", "--temperature", "1")
     code, out, err = run("generate", folder, PROMPT, *options, "--json")
     assert (code, err) == (0, ""), err
-    found = json.loads(out)
-    assert found.keys() == {"outputs", "target", "drafter", "rule", "lossless", "exact", "seed", "versions"}
-    assert found["target"] == folder
-    assert (found["drafter"], found["rule"], found["lossless"], found["seed"]) == ("lookup", "coupled", True, 5)
-    assert {"outrider", "torch", "transformers", "python"} <= found["versions"].keys()
-    (output,) = found["outputs"]
+    result = json.loads(out)
+    assert result.keys() == {"outputs", "target", "drafter", "rule", "lossless", "exact", "seed", "versions"}
+    assert result["target"] == folder
+    assert (result["drafter"], result["rule"], result["lossless"], result["seed"]) == ("lookup", "coupled", True, 5)
+    assert {"outrider", "torch", "transformers", "python"} <= result["versions"].keys()
+    (output,) = result["outputs"]
     assert {"text", "tokens", "finish_reason", "usage", "prompt", "seed"} == output.keys()
     assert output["finish_reason"] in ("length", "eos")
     usage = output["usage"]
@@ -131,60 +131,16 @@ def test_compare_finds_equal_texts_which_theory_reads(
     args = ("generate", folder, PROMPT, "--compare", "--max-new-tokens", "12", "--budget", "4x3")
     code, out, _ = run(*args, "--json")
     assert code == 0
-    found = json.loads(out)
-    assert found["seed"] == 1
-    assert found["comparison"]["equal"] is True
-    assert found["comparison"]["speedup"] > 0
+    result = json.loads(out)
+    assert result["seed"] == 1
+    assert result["comparison"]["equal"] is True
+    assert result["comparison"]["speedup"] > 0
     assert run(*args)[0] == 0
     file = tmp_path / "run.json"
     file.write_text(out, encoding="utf-8")
     assert command.run(theory, ["--measured", str(file), "--json"]) == 0
     measured = json.loads(capfd.readouterr().out)["measured"]
-    assert measured["measured_speedup"] == found["comparison"]["speedup"]
-
-
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        (["--rule", "typical"], "--lossy"),
-        (["--rule", "nonsense"], "coupled, rejection, block, typical"),
-        (["--drafter", "nonsense"], "lookup"),
-        (["--drafter", "lookup?nonsense=1"], "nonsense"),
-        (["--drafter", "none", "--drafter", "lookup"], "none"),
-        (["--temperature", "-1"], "temperature"),
-        (["--temperature", "warm"], "temperature"),
-        (["--top-p", "0"], "top_p"),
-        (["--max-new-tokens", "0"], "--max-new-tokens must"),
-        (["--budget", "1x3"], "2 to 256 nodes"),
-        (["--budget", "3,b"], "3,b"),
-        (["--budget", "2,1 2,1"], "each of them once"),
-        (["--budget", "0:2,1"], "counted from 1"),
-        (["--budget", "1:2,1 2:1,1"], "name each of them"),
-        (["--drafter", "lookup", "--drafter", "ngram", "--budget", "1:2,1"], "name each of them"),
-        (["-n", "0"], "--samples must"),
-        (["--batch-size", "0"], "--batch-size must"),
-        (["--batch-size", "0", "--compare"], "--batch-size must"),
-        (["--chat"], "chat template"),
-        (["--stop", ""], "stop string"),
-        (["--device", "moon"], "moon"),
-        (["--dtype", "float99"], "float99"),
-        (["--nonsense"], "--nonsense"),
-    ],
-)
-def test_bad_options_are_refused_in_one_sentence(run: Run, folder: str, options: list[str], says: str) -> None:
-    assert says in refused(run("generate", folder, PROMPT, *options, "--json"))
-
-
-def test_bad_prompts_are_refused(run: Run, folder: str, tmp_path: Path) -> None:
-    assert "empty" in refused(run("generate", folder, ""))
-    assert "empty" in refused(run("generate", ""))
-    assert "give a prompt" in refused(run("generate"))
-    assert "context" in refused(run("generate", folder, "cat " * 200))
-    assert "no prompts file" in refused(run("generate", folder, "--prompts", str(tmp_path / "none.jsonl")))
-    file = tmp_path / "bad.jsonl"
-    file.write_text('"the cat"\n{"prompt": \n', encoding="utf-8")
-    assert "line 2" in refused(run("generate", folder, "--prompts", str(file)))
-    assert "use one of these" in refused(run("generate", folder, PROMPT, "--prompts", str(file)))
+    assert measured["measured_speedup"] == result["comparison"]["speedup"]
 
 
 def test_prompts_come_from_stdin(run: Run, folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,13 +148,13 @@ def test_prompts_come_from_stdin(run: Run, folder: str, monkeypatch: pytest.Monk
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text)))
 
     args = ("--max-new-tokens", "5", "--json")
-    whole = json.loads(run("generate", folder, PROMPT, *args)[1])["outputs"][0]["tokens"]
+    full = json.loads(run("generate", folder, PROMPT, *args)[1])["outputs"][0]["tokens"]
     typed(PROMPT.encode() + b"\n")
-    assert json.loads(run("generate", folder, "-", *args)[1])["outputs"][0]["tokens"] == whole
+    assert json.loads(run("generate", folder, "-", *args)[1])["outputs"][0]["tokens"] == full
     typed(json.dumps(PROMPT).encode() + b'\n"the dog"\n"the hill"\n')
     outputs = json.loads(run("generate", folder, "--prompts", "-", "--limit", "2", *args)[1])["outputs"]
     assert [o["prompt"] for o in outputs] == [0, 1]
-    assert outputs[0]["tokens"] == whole
+    assert outputs[0]["tokens"] == full
     typed(b"caf\xe9")
     assert "not UTF-8" in refused(run("generate", folder, "-"))
     typed(b"")
@@ -208,7 +164,7 @@ def test_prompts_come_from_stdin(run: Run, folder: str, monkeypatch: pytest.Monk
 def test_a_lone_model_is_not_continued_as_text(
     run: Run, folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its prompt is read from a stdin that is no terminal; on a terminal it is asked for."""
+    """Its prompt is read from a stdin that is no terminal; on a terminal one is required."""
     monkeypatch.chdir(tmp_path)
 
     class Terminal(io.StringIO):
@@ -267,29 +223,7 @@ def test_a_stop_string_may_be_written_with_escapes() -> None:
     assert unescape(r"a\n\t\\n\x") == "a\n\t\\n\\x"
 
 
-@pytest.mark.process
-def test_what_can_be_checked_is_checked_before_torch() -> None:
-    wrong = (
-        ["--budget", "3,b"], ["--rule", "x"], ["--dtype", "x"], ["--device", "moon"], ["--temperature", "-1"],
-        ["--batch-size", "0"], ["--prompts", "none.jsonl"], ["--budget", "1:2,1 2:1,1"], ["--exact", "maybe"],
-        ["--drafter", "nope"],
-    )  # fmt: skip
-    lines = [["generate", "demo", "x", *w] if "--prompts" not in w else ["generate", *w] for w in wrong]
-    lines += [["generate", "./modle", "x"], ["generate", "a/b/c", "x"], ["generate", "Once upon", "a time"]]
-    lines += [["chat", "--system", "x", "--text"], ["audit", "--prompts", "none.jsonl"], ["tune-tree"]]
-    lines += [["chat", "--drafter", "nope"], ["serve", "--drafter", "nope"], ["validate", "demo", "--exact", "x"]]
-    lines += [["validate", "./modle"], ["train", "eagle", "./modle", "--data", "x", "--out", "x"], ["serve", "./modle"]]
-    lines += [["import", "./modle"], ["export", "./modle", "demo", "--to", "vllm", "--out", "x"]]
-    check = (
-        f"import sys; from outrider import cli; codes = [cli.main(a) for a in {lines!r}]; "
-        "sys.exit(set(codes) != {2} or 'torch' in sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "there is no folder ./modle" in done.stderr
-
-
-def test_ctrl_c_says_what_was_written(run: Run, folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_reports_the_written_answers(run: Run, folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first line of usage is interrupted: one text is finished then, and it is there."""
     echo = typer.secho
 
@@ -322,28 +256,23 @@ def test_damaged_folders_name_the_file(run: Run, folder: str, tmp_path: Path) ->
     place = tmp_path / "model"
     shutil.copytree(folder, place)
     config, weights, words = (place / name for name in ("config.json", "model.safetensors", "tokenizer.json"))
-    whole = {file: file.read_bytes() for file in (config, weights, words)}
+    full = {file: file.read_bytes() for file in (config, weights, words)}
     damages = (
         (config, b"{", "config.json is not valid JSON"),
-        (config, whole[config].replace(b'"hidden_size": 16', b'"hidden_size": "x"'), "config.json is damaged: "),
-        (config, whole[config].replace(b'"hidden_size": 16', b'"hidden_size": 32'), "lm_head.weight is [17, 16], not"),
-        (weights, whole[weights][:4000], "model.safetensors is damaged"),
+        (config, full[config].replace(b'"hidden_size": 16', b'"hidden_size": "x"'), "config.json is damaged: "),
+        (config, full[config].replace(b'"hidden_size": 16', b'"hidden_size": 32'), "lm_head.weight is [17, 16], not"),
+        (weights, full[weights][:4000], "model.safetensors is damaged"),
         (weights, b"", "model.safetensors is damaged"),
-        (words, whole[words][:50], "tokenizer.json is not valid JSON"),
+        (words, full[words][:50], "tokenizer.json is not valid JSON"),
     )
     for file, content, says in damages:
         file.write_bytes(content)
         code, out, err = run("generate", str(place), PROMPT)
         assert (code, out) == (2, "")
         assert says in err.splitlines()[-1]
-        file.write_bytes(whole[file])
+        file.write_bytes(full[file])
     says = refused(run("generate", "demo", PROMPT, "--drafter", "medusa:demo?tree=missing.json"))
     assert "tree=missing.json: there is no such file" in says
-
-
-def test_bad_models_are_refused(run: Run, tmp_path: Path) -> None:
-    assert "config.json" in refused(run("generate", str(tmp_path), PROMPT))
-    assert "config.json" in refused(run("validate", str(tmp_path)))
 
 
 def test_typical_is_called_lossy(run: Run, folder: str) -> None:
@@ -399,10 +328,3 @@ def test_a_mix_is_one_spec_or_several(run: Run, folder: str) -> None:
         texts.append((json.loads(out)["drafter"], json.loads(out)["outputs"][0]["text"]))
     assert texts[0] == texts[1]
     assert texts[0][0] == "lookup + suffix"
-
-
-@pytest.mark.parametrize(("spec", "words"), [("lookup + ", "beside a +"), ("lookup + ghost", "no drafter 'ghost'")])
-def test_a_mix_with_a_part_that_there_is_not(run: Run, folder: str, spec: str, words: str) -> None:
-    code, _, err = run("generate", folder, PROMPT, "--drafter", spec)
-    assert code == 2
-    assert words in err

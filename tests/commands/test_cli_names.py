@@ -67,6 +67,10 @@ OTHERS = (
     *(f"{line} {wrong}" for line in ("generate demo hello", "chat demo", "validate demo", "serve demo") for wrong in (
         "--weights nothing", "--weights native", "--exact nothing", "--dtype nothing", "--device nothing",
     )),
+    *(f"generate demo hello {wrong}" for wrong in (
+        "--budget 3,b", "--temperature -1", "--batch-size 0", "--budget 1:2,1",
+    )),
+    "chat --system x --text", "audit --prompts nothere", "tune-tree", "generate Once upon",
     "generate", "generate demo", "generate org/name", "generate file.gguf", "generate ./nothere", "generate empty",
     "generate --model demo", "generate demo --model demo", "generate demo hello --model demo",
     "chat demo --model demo",
@@ -156,7 +160,7 @@ def test_every_command_is_walked() -> None:
 
 
 def test_every_drafter_that_has_weights_is_known_to_the_check() -> None:
-    """Those whose file has a NETWORK must be asked for with their weights."""
+    """Those whose file has a NETWORK must be named with their weights."""
     networks = {name for name in plugins.ours("drafters") if hasattr(plugins.module("drafters", name), "NETWORK")}
     assert set(loading.NETWORKS) == networks
     for name in (*loading.CORPUS, *loading.MODELS):

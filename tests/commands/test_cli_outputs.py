@@ -47,9 +47,7 @@ def run(capsys: pytest.CaptureFixture[str]) -> Iterator[Run]:
     disable_progress_bar()
 
     def run(*args: str) -> Result:
-        code = main(args)
-        out, err = capsys.readouterr()
-        return code, out, err
+        return Result(main(args), *capsys.readouterr())
 
     yield run
     logging.set_verbosity(before)
@@ -106,14 +104,14 @@ def test_a_full_disk_leaves_nothing_of_a_training_without_a_result(run: Run, siz
 
 
 def test_a_full_disk_keeps_the_drafter_that_a_training_has_written(run: Run, tmp_path: Path) -> None:
-    """The drafter has 1.9 MB and the checkpoint 5.6 MB; with more room the same command goes on from the beginning."""
+    """The drafter has 1.9 MB and the checkpoint 5.6 MB; with more space the same command starts over."""
     out = tmp_path / "run"
     with full_disk(3_000_000):
         refused(run(*TRAIN, "--out", str(out), "--json"))
     assert {p.name for p in out.iterdir()} == {"recipe.json", "log.jsonl", "best"}
     assert {p.name for p in (out / "best").iterdir()} == {"config.json", "model.safetensors"}
-    code, told, _ = run(*TRAIN, "--out", str(out), "--json")
-    assert (code, json.loads(told)["steps"]) == (0, 2)
+    code, messages, _ = run(*TRAIN, "--out", str(out), "--json")
+    assert (code, json.loads(messages)["steps"]) == (0, 2)
 
 
 def test_a_full_disk_ends_a_benchmark_between_two_answers(run: Run, tmp_path: Path) -> None:
@@ -123,9 +121,9 @@ def test_a_full_disk_ends_a_benchmark_between_two_answers(run: Run, tmp_path: Pa
     lines = (out / "samples.jsonl").read_text(encoding="utf-8").splitlines()
     assert lines
     assert all(json.loads(line) for line in lines)
-    code, told, _ = run(*BENCH, "--out", str(out), "--json")
+    code, messages, _ = run(*BENCH, "--out", str(out), "--json")
     assert code == 0
-    assert json.loads(told)["run"]["sessions"] == 2
+    assert json.loads(messages)["run"]["sessions"] == 2
 
 
 def test_a_full_disk_ends_the_writing_of_answers_between_two_lines(run: Run, tmp_path: Path) -> None:
@@ -134,13 +132,13 @@ def test_a_full_disk_ends_the_writing_of_answers_between_two_lines(run: Run, tmp
         assert "cannot be written" in refused(run(*DATA, "--out", str(out), "--json"))
     assert not any(tmp_path.iterdir())
     assert run(*DATA, "--out", str(out), "--json")[0] == 0
-    whole = out.read_bytes()
+    full = out.read_bytes()
     out.unlink()
-    with full_disk(len(whole) - 10):
+    with full_disk(len(full) - 10):
         refused(run(*DATA, "--out", str(out), "--json"))
     kept = out.read_bytes()
     assert kept.count(b"\n") == 1
-    assert kept in whole
+    assert kept in full
 
 
 def test_a_tree_that_cannot_be_written(run: Run, tmp_path: Path) -> None:
@@ -150,7 +148,7 @@ def test_a_tree_that_cannot_be_written(run: Run, tmp_path: Path) -> None:
     assert not any(tmp_path.iterdir())
 
 
-def test_appending_is_whole_or_not_at_all(tmp_path: Path) -> None:
+def test_appending_is_atomic(tmp_path: Path) -> None:
     place = tmp_path / "lines"
     files.append(place, "first")
     with full_disk(10), pytest.raises(InputError, match="File too large"):
@@ -161,7 +159,7 @@ def test_appending_is_whole_or_not_at_all(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
-def test_the_import_says_nothing() -> None:
+def test_the_import_prints_nothing() -> None:
     """transformers imports torchao where it is installed, which reports kernels for other machines."""
     pytest.importorskip("torchao")
     code = "import logging, outrider.llm, torchao; logging.getLogger('torchao').warning('another matter')"

@@ -17,14 +17,14 @@ from outrider.params import InputError
 from outrider.proofs import vllm
 
 
-def test_texts_and_acceptance_are_held_against_the_engines(
+def test_texts_and_acceptance_are_compared_with_the_engines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(vllm, "runner", lambda python: engine)
     monkeypatch.setattr(vllm, "check", lambda python: None)
     model, drafter = target_at(tmp_path / "target"), drafter_at(tmp_path / "drafter")
-    (tmp_path / "p.jsonl").write_text("\n".join(json.dumps(" ".join(map(str, p))) for p in PROMPTS))
-    asked = [
+    (tmp_path / "p.jsonl").write_text("\n".join(json.dumps(" ".join(map(str, p))) for p in PROMPTS[:4]))
+    arguments = [
         "parity",
         str(model),
         "--drafter",
@@ -36,30 +36,30 @@ def test_texts_and_acceptance_are_held_against_the_engines(
         "--tokens",
         "3",
     ]
-    asked += ["--prompts", str(tmp_path / "p.jsonl"), "--max-new-tokens", "12"]
-    assert cli.main(asked) == 0
+    arguments += ["--prompts", str(tmp_path / "p.jsonl"), "--max-new-tokens", "12"]
+    assert cli.main(arguments) == 0
     shown, said = capsys.readouterr()
     assert (
         f"outrider: decoding with {drafter} (1 of 2) in Outrider\noutrider: starting vLLM with lookup (2 of 2)\n"
         in said
     )
-    assert "Parity with vLLM 0: all 16 texts are identical" in " ".join(shown.split())
-    assert cli.main([*asked, "--json"]) == 0
+    assert "Parity with vLLM 0: all 4 texts are identical" in " ".join(shown.split())
+    assert cli.main([*arguments, "--json"]) == 0
     shown, said = capsys.readouterr()
     assert "decoding" not in said
-    found, inside = json.loads(shown)
-    assert found["passed"]
+    results, inside = json.loads(shown)
+    assert results["passed"]
     assert inside["passed"]
-    assert (found["method"], inside["method"]) == ("eagle", "custom_class")
-    assert found["plain"] == []
-    assert found["acceptance"][0]["outrider"] == found["acceptance"][0]["vllm"]
-    assert "torch" in found["versions"]
+    assert (results["method"], inside["method"]) == ("eagle", "custom_class")
+    assert results["plain"] == []
+    assert results["acceptance"][0]["outrider"] == results["acceptance"][0]["vllm"]
+    assert "torch" in results["versions"]
     for extra, sentence in ((["--to", "medusa"], "vllm and speculators"), (["--tokens", "0"], "must be at least 1")):
-        assert cli.main([*asked, *extra]) == 2
+        assert cli.main([*arguments, *extra]) == 2
         assert sentence in capsys.readouterr().err
 
 
-def test_what_is_finished_is_told_where_a_later_drafter_fails(
+def test_finished_results_are_printed_when_a_later_drafter_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def failing(job: dict[str, Any]) -> Generator[dict[str, Any]]:
@@ -71,9 +71,9 @@ def test_what_is_finished_is_told_where_a_later_drafter_fails(
     monkeypatch.setattr(vllm, "check", lambda python: None)
     model, drafter = target_at(tmp_path / "target"), drafter_at(tmp_path / "drafter")
     (tmp_path / "p.jsonl").write_text(json.dumps("1 2 3"))
-    asked = ["parity", str(model), "--drafter", str(drafter), "--drafter", "lookup", "--python", "none"]
-    asked += ["--tokens", "3", "--prompts", str(tmp_path / "p.jsonl"), "--max-new-tokens", "12", "--json"]
-    assert cli.main(asked) == 2
+    arguments = ["parity", str(model), "--drafter", str(drafter), "--drafter", "lookup", "--python", "none"]
+    arguments += ["--tokens", "3", "--prompts", str(tmp_path / "p.jsonl"), "--max-new-tokens", "12", "--json"]
+    assert cli.main(arguments) == 2
     shown, said = capsys.readouterr()
     assert "vLLM has ended" in said
     assert [one["method"] for one in json.loads(shown)] == ["eagle"]

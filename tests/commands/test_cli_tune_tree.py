@@ -46,37 +46,15 @@ def test_a_tree_is_written_and_stored(
     command = ["tune-tree", target, "--drafter", spec, "--prompts", prompts, "--budget", "9x8"]
     command += ["--max-new-tokens", "60"]
     assert cli.main([*command, "--out", out, "--json"]) == 0
-    found = json.loads(capfd.readouterr().out)
-    assert found == json.loads(Path(out).read_text())
-    assert found["nodes"] == 9
-    assert len(found["paths"]) == len(found["values"]) == 8
-    assert found["expected_tau"] == pytest.approx(1 + sum(found["values"]))
+    result = json.loads(capfd.readouterr().out)
+    assert result == json.loads(Path(out).read_text())
+    assert result["nodes"] == 9
+    assert len(result["paths"]) == len(result["values"]) == 8
+    assert result["expected_tau"] == pytest.approx(1 + sum(result["values"]))
     assert cli.main([*command, "--store"]) == 0
     shown = capfd.readouterr().out
     assert "9 nodes with the root" in shown
     assert "stored as the drafter's default" in shown
     loaded = load_target(target)
     ranks = [drafters.load(s, loaded).uncalibrated.options.ranks for s in (f"{spec}?tree={out}", spec)]  # type: ignore[attr-defined]
-    assert ranks[0] == ranks[1] == tuple(map(tuple, found["paths"]))
-
-
-def test_bad_options_are_refused_in_a_sentence(
-    folders: tuple[str, str, str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    target, spec, prompts = folders
-    command = ["tune-tree", target, "--prompts", prompts]
-    for more, sentence in (
-        (["--drafter", spec], "give --out FILE for the tree"),
-        (["--drafter", spec, "--out", "x", "--budget", "1x8"], "2 to 256 nodes"),
-        (["--drafter", spec, "--out", "x", "--batch-size", "0"], "--batch-size must be at least 1"),
-        (["--drafter", "lookup", "--out", "x"], "does not rank candidates"),
-        (["--drafter", spec, "--out", str(tmp_path / "no" / "x")], "cannot be written"),
-        (["--drafter", spec, "--out", "x", "--temperature", "-1"], "temperature must be"),
-        (["--drafter", spec, "--out", "x", "--ranks", "0"], "must be at least 1"),
-        (["--drafter", spec, "--out", "x", "--max-new-tokens", "1"], "too short"),
-    ):
-        assert cli.main([*command, *more]) == 2
-        heard = capfd.readouterr()
-        assert heard.out == ""
-        assert sentence in heard.err
-        assert heard.err.strip().splitlines()[-1].startswith("outrider: ")
+    assert ranks[0] == ranks[1] == tuple(map(tuple, result["paths"]))

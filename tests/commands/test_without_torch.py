@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from cli_world import Result
 
 from outrider.params import EXTRAS
 
@@ -29,7 +30,6 @@ for line in json.load(sys.stdin):
         os._exit(0)
     os.wait()
 """
-Ran = tuple[int, str, str]  # exit code, stdout, stderr
 DRAFTERS = [
     "none", "lookup + suffix", "eagle:demo/hass", "demo/eagle3", "medusa:demo", "medusa:demo?tree=static", "hydra:demo",
     "hydra:demo?tree=static", "block:demo", "block:demo?tree=static&shape=3,2,1", "mamba:demo",
@@ -48,21 +48,21 @@ LINES = {
 }
 
 
-def outrider(lines: list[list[str]]) -> list[Ran]:
+def outrider(lines: list[list[str]]) -> list[Result]:
     done = subprocess.run([sys.executable, "-c", RUN], input=json.dumps(lines), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    return [tuple(json.loads(line)) for line in done.stdout.splitlines()]
+    return [Result(*json.loads(line)) for line in done.stdout.splitlines()]
 
 
 @pytest.fixture(scope="module")
-def ran() -> dict[str, Ran]:
+def ran() -> dict[str, Result]:
     return dict(zip(LINES, outrider([*LINES.values()]), strict=True))
 
 
 @pytest.mark.trained
 @pytest.mark.process
 @pytest.mark.parametrize("case", [*DRAFTERS, "integer products"])
-def test_the_demo_writes_with_what_ships(case: str, ran: dict[str, Ran]) -> None:
+def test_the_demo_writes_with_what_ships(case: str, ran: dict[str, Result]) -> None:
     code, out, err = ran[case]
     assert code == 0, err
     assert out.strip()
@@ -70,7 +70,7 @@ def test_the_demo_writes_with_what_ships(case: str, ran: dict[str, Ran]) -> None
 
 @pytest.mark.process
 @pytest.mark.parametrize("case", ["another precision", "stock", "audit", "validate"])
-def test_what_needs_an_extra_names_it(case: str, ran: dict[str, Ran]) -> None:
+def test_what_needs_an_extra_names_it(case: str, ran: dict[str, Result]) -> None:
     code, _, err = ran[case]
     assert code == 2, err
     last = err.strip().splitlines()[-1]
@@ -79,7 +79,7 @@ def test_what_needs_an_extra_names_it(case: str, ran: dict[str, Ran]) -> None:
 
 
 @pytest.mark.process
-def test_info_needs_none(ran: dict[str, Ran]) -> None:
+def test_info_needs_none(ran: dict[str, Result]) -> None:
     code, out, err = ran["info"]
     assert code == 0, err
     assert "target here" in out

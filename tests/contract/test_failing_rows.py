@@ -1,4 +1,4 @@
-"""A row whose logits are not numbers fails alone: its neighbours and whoever gets its place write their own text."""
+"""A row whose logits are NaN fails alone: its neighbours and the next row in its slot write their own text."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ def test_only_that_row(poisoned: World, name: str) -> None:
 
 
 def test_processors_beside_penalties(world: World) -> None:
-    """A row with a processor takes nothing from its neighbour's law."""
-    law = Sampling(0.8, repetition_penalty=1.4, frequency_penalty=0.5, logit_bias={3: 2.0})
+    """A row with a processor does not change its neighbour's distribution."""
+    sampling = Sampling(0.8, repetition_penalty=1.4, frequency_penalty=0.5, logit_bias={3: 2.0})
     engine = world.engine(drafters.load("lookup", world.target))
-    alone = outputs(engine, [Request(PROMPTS[0], 3, 25, law)])
+    alone = outputs(engine, [Request(PROMPTS[0], 3, 25, sampling)])
     other = Request(PROMPTS[1], 4, 25, Sampling(0.5), process=lambda output, logits: logits)
-    beside = outputs(engine, [Request(PROMPTS[0], 3, 25, law), other])
+    beside = outputs(engine, [Request(PROMPTS[0], 3, 25, sampling), other])
     assert beside[0].output == alone[0].output
-    assert beside[0].output == plain(world.model, PROMPTS[0], 3, law, 25)
+    assert beside[0].output == plain(world.model, PROMPTS[0], 3, sampling, 25)

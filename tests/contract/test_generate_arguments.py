@@ -10,14 +10,13 @@ from typing import Any
 
 import pytest
 import torch
-from contract_world import PROMPTS, World
+from contract_world import PROMPTS, NoEven, World
 from transformers import (
     CompileConfig,
     DynamicCache,
     EtaLogitsWarper,
     GenerationConfig,
     GenerationMixin,
-    LogitsProcessor,
     LogitsProcessorList,
     MaxLengthCriteria,
     StoppingCriteriaList,
@@ -33,11 +32,6 @@ PAGE = Path(__file__).parents[2] / "docs" / "howto" / "transformers.md"
 IDS, EOS = torch.tensor([PROMPTS[0]]), 5
 USUAL: dict[str, Any] = {"max_new_tokens": 16, "do_sample": False, "pad_token_id": 0}
 ONE = {"do_sample": True, "top_k": 0}  # sampling that a filter leaves one choice
-
-
-class NoEven(LogitsProcessor):
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        return scores.index_fill(1, torch.arange(0, scores.shape[1], 2), float("-inf"))
 
 
 # What each honoured argument is tried with; a call with it writes another text than one without it.
@@ -157,10 +151,10 @@ def ours(world: World, given: dict[str, Any], **more: Any) -> Any:
 @pytest.mark.parametrize("name", [*HONOURED, *SAME])
 def test_an_honoured_argument_writes_stocks_text(world: World, name: str) -> None:
     given = {**HONOURED, **SAME}[name]
-    stock, found = call(world, given), ours(world, given, **({"seed": 2} if given.get("do_sample") else {}))
+    stock, result = call(world, given), ours(world, given, **({"seed": 2} if given.get("do_sample") else {}))
     if name == "return_dict_in_generate":
-        stock, found = stock.sequences, found.sequences
-    assert torch.equal(stock, found)
+        stock, result = stock.sequences, result.sequences
+    assert torch.equal(stock, result)
     if name in HONOURED:
         usual = call(world, {})
         assert not torch.equal(stock, usual), "or the argument would not be seen to be honoured"
@@ -173,10 +167,10 @@ def test_sampling_without_a_filter_is_not_that_text(world: World) -> None:
 
 def test_eta_cutoff_is_the_filter_of_transformers(world: World) -> None:
     """It leaves several choices, so stock's text is not to be compared."""
-    found = ours(world, {**ONE, "eta_cutoff": 0.5}, seed=2)
+    result = ours(world, {**ONE, "eta_cutoff": 0.5}, seed=2)
     given = ours(world, {**ONE, "logits_processor": LogitsProcessorList([EtaLogitsWarper(0.5)])}, seed=2)
-    assert torch.equal(found, given)
-    assert not torch.equal(found, ours(world, ONE, seed=2))
+    assert torch.equal(result, given)
+    assert not torch.equal(result, ours(world, ONE, seed=2))
 
 
 @pytest.mark.parametrize("name", IDLE)
@@ -246,17 +240,17 @@ def test_a_streamer_is_given_as_stream_to(world: World) -> None:
 
 def table() -> dict[str, str]:
     """Argument -> what the page says becomes of it."""
-    found: dict[str, str] = {}
+    results: dict[str, str] = {}
     for line in PAGE.read_text(encoding="utf-8").splitlines():
         if line.startswith("| `"):
             names, what, *_ = (cell.strip() for cell in line.strip("|").split("|"))
             for name in re.findall(r"`([^`]+)`", names):
-                assert name not in found, f"{name} stands twice in {PAGE.name}"
-                found[name] = what
-    return found
+                assert name not in results, f"{name} stands twice in {PAGE.name}"
+                results[name] = what
+    return results
 
 
-def test_the_page_has_every_argument_and_says_what_is_so() -> None:
+def test_the_page_describes_every_argument_correctly() -> None:
     """A field that a new transformers adds is missing here until somebody decides what becomes of it."""
     signature = {*inspect.signature(GenerationMixin.generate).parameters} - {"self", "kwargs", "custom_generate"}
     fields = {name for name in vars(GenerationConfig()) if not name.startswith("_")} - {"transformers_version"}

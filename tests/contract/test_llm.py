@@ -76,12 +76,12 @@ def test_a_prompts_text_does_not_depend_on_the_batch(llm: outrider.LLM) -> None:
     assert [o.tokens for o in a] == [o.tokens for o in b[::-1]]
 
 
-def test_streams_join_to_the_text_and_hold_whole_characters(llm: outrider.LLM) -> None:
+def test_streams_join_to_the_text_and_split_no_character(llm: outrider.LLM) -> None:
     kind: dict[str, Any] = {"temperature": 1.5, "max_new_tokens": 30}
     texts = llm.generate("東京 and 😀", n=12, seed=0, batch_size=12, **kind)
-    for seed, whole in enumerate(texts):
+    for seed, full in enumerate(texts):
         pieces = list(llm.stream("東京 and 😀", seed=seed, **kind))
-        assert "".join(pieces) == whole.text
+        assert "".join(pieces) == full.text
         assert all(pieces)
 
 
@@ -104,13 +104,13 @@ def test_stop_strings_end_the_text_across_token_borders(llm: outrider.LLM) -> No
 
 
 def test_eos_is_kept_in_the_tokens_and_left_out_of_the_text(llm: outrider.LLM) -> None:
-    found = [
+    results = [
         o
         for o in llm.generate("the", n=40, seed=0, temperature=2.0, max_new_tokens=60, batch_size=40)
         if o.finish_reason == "eos"
     ]
-    assert found
-    for o in found:
+    assert results
+    for o in results:
         assert o.tokens[-1] == 0
         assert 0 not in o.tokens[:-1]
         assert "<end>" not in o.text
@@ -142,7 +142,7 @@ def test_the_other_rules_write_texts_of_the_right_length(llm: outrider.LLM, rule
 
 def test_interrupted_streams_leave_a_clean_state(llm: outrider.LLM) -> None:
     before = llm.target.model.config._attn_implementation  # type: ignore[attr-defined]
-    whole = llm.generate("the cat", seed=3, temperature=1.0, max_new_tokens=30)[0].text
+    full = llm.generate("the cat", seed=3, temperature=1.0, max_new_tokens=30)[0].text
     for n in range(3):
         stream = llm.stream("the cat", seed=3, temperature=1.0, max_new_tokens=30)
         for _ in range(n):
@@ -150,7 +150,7 @@ def test_interrupted_streams_leave_a_clean_state(llm: outrider.LLM) -> None:
         stream.close()
     assert llm.target.model.config._attn_implementation == before  # type: ignore[attr-defined]
     assert torch.is_grad_enabled()
-    assert llm.generate("the cat", seed=3, temperature=1.0, max_new_tokens=30)[0].text == whole
+    assert llm.generate("the cat", seed=3, temperature=1.0, max_new_tokens=30)[0].text == full
 
 
 @pytest.mark.parametrize(
@@ -223,10 +223,10 @@ def test_arguments_of_the_wrong_type_are_one_sentence(
     for call in (llm.generate, llm.stream):
         if call == llm.stream and {"n", "batch_size"} & set(options):
             continue
-        with pytest.raises(InputError) as found:
+        with pytest.raises(InputError) as result:
             call(prompt, **options)
-        assert sentence in str(found.value)
-        assert "\n" not in str(found.value)
+        assert sentence in str(result.value)
+        assert "\n" not in str(result.value)
 
 
 @pytest.mark.skipif(bool(os.environ.get("CHECK_SHAPES")), reason="here the tests' type checker would speak first")
@@ -240,22 +240,22 @@ def test_tensors_and_arrays_are_prompts(llm: outrider.LLM) -> None:
 
 
 def test_a_sampling_is_its_fields(llm: outrider.LLM) -> None:
-    law = outrider.Sampling(temperature=0.8, top_p=0.9)
-    made = llm.generate("the cat", seed=2, max_new_tokens=12, sampling=law)
+    params = outrider.Sampling(temperature=0.8, top_p=0.9)
+    made = llm.generate("the cat", seed=2, max_new_tokens=12, sampling=params)
     assert made[0].tokens == llm.generate("the cat", seed=2, max_new_tokens=12, temperature=0.8, top_p=0.9)[0].tokens
-    assert "".join(llm.stream("the cat", seed=2, max_new_tokens=12, sampling=law)) == made[0].text
+    assert "".join(llm.stream("the cat", seed=2, max_new_tokens=12, sampling=params)) == made[0].text
 
 
-def test_chunks_tell_drafted_text_and_the_output_is_there_at_any_time(llm: outrider.LLM) -> None:
+def test_chunks_mark_drafted_text_and_the_output_is_always_available(llm: outrider.LLM) -> None:
     kind: dict[str, Any] = {"seed": 4, "temperature": 1.0, "max_new_tokens": 30, "budget": "8x4"}
-    whole = llm.generate("one two three one two", **kind)[0]
+    full = llm.generate("one two three one two", **kind)[0]
     stream = llm.stream("one two three one two", **kind)
     first = next(stream.chunks())
     assert first.drafted == "", "the first token comes from the prompt's pass"
     assert stream.output.finish_reason == "interrupted"
-    assert first.text + "".join(chunk.text for chunk in stream.chunks()) == whole.text
-    assert (stream.output.tokens, stream.output.finish_reason) == (whole.tokens, whole.finish_reason)
-    assert stream.output.usage.rounds == whole.usage.rounds
+    assert first.text + "".join(chunk.text for chunk in stream.chunks()) == full.text
+    assert (stream.output.tokens, stream.output.finish_reason) == (full.tokens, full.finish_reason)
+    assert stream.output.usage.rounds == full.usage.rounds
 
 
 def test_budgets_as_people_write_them(folder: str, llm: outrider.LLM) -> None:

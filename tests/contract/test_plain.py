@@ -17,7 +17,7 @@ from outrider.drafters._choice import ChoiceDrafter
 from outrider.engine import Request
 from outrider.params import InputError, Sampling
 
-LAWS = {
+SAMPLINGS = {
     "greedy": Sampling(),
     "T.7": Sampling(0.7),
     "T1": Sampling(1.0),
@@ -29,32 +29,32 @@ LAWS = {
     "greedy penalties": Sampling(repetition_penalty=1.2, frequency_penalty=0.5),
 }
 
-BOTH = [LAWS["greedy"], LAWS["T1"]]
+BOTH = [SAMPLINGS["greedy"], SAMPLINGS["T1"]]
 
 
-def requests(laws: list[Sampling], limits: list[int], eos: set[int] | None = None) -> list[Request]:
-    """A request for each limit; prompts and laws take turns."""
+def requests(samplings: list[Sampling], limits: list[int], eos: set[int] | None = None) -> list[Request]:
+    """A request for each limit; prompts and samplings take turns."""
     cut = stop_at(eos or set())
-    turns = zip(cycle(PROMPTS), cycle(laws), limits, strict=False)
-    return [Request(p, 100 + i, limit, law, cut) for i, (p, law, limit) in enumerate(turns)]
+    turns = zip(cycle(PROMPTS), cycle(samplings), limits, strict=False)
+    return [Request(p, 100 + i, limit, sampling, cut) for i, (p, sampling, limit) in enumerate(turns)]
 
 
 def expected(world: World, made: list[Request], eos: set[int] | None = None) -> list[list[int]]:
     return [plain(world.model, list(r.prompt), r.seed, r.sampling, r.max_new_tokens, eos or set()) for r in made]
 
 
-@pytest.mark.parametrize("law", ["greedy", "penalties"])
+@pytest.mark.parametrize("sampling", ["greedy", "penalties"])
 @pytest.mark.parametrize("name", NAMES)
-def test_one_row(world: World, name: str, law: str) -> None:
-    made = requests([LAWS[law]], [40])
+def test_one_row(world: World, name: str, sampling: str) -> None:
+    made = requests([SAMPLINGS[sampling]], [40])
     rows = outputs(world.engine(world.drafter(name)), made)
     assert [r.output for r in rows] == expected(world, made)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_ragged_batch_of_all_laws(world: World, name: str) -> None:
-    """Every law in one batch, each on prompts of two lengths."""
-    made = requests([*LAWS.values()], [30] * 2 * len(LAWS))
+def test_a_ragged_batch_of_all_samplings(world: World, name: str) -> None:
+    """Every sampling in one batch, each on prompts of two lengths."""
+    made = requests([*SAMPLINGS.values()], [30] * 2 * len(SAMPLINGS))
     rows = outputs(world.engine(world.drafter(name)), made, len(made))
     assert [r.output for r in rows] == expected(world, made)
 
@@ -105,8 +105,8 @@ def test_eos_inside_the_tree(world: World, name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_context_ends_the_text(world: World, name: str) -> None:
-    whole = requests([Sampling(1.0)], [1000, 1000])
-    made = [replace(r, prompt=[*r.prompt] * (120 // len(r.prompt))) for r in whole]
+    full = requests([Sampling(1.0)], [1000, 1000])
+    made = [replace(r, prompt=[*r.prompt] * (120 // len(r.prompt))) for r in full]
     rows = outputs(world.engine(world.drafter(name)), made)
     assert [r.output for r in rows] == expected(world, made)
     assert all(len(r.request.prompt) + len(r.output) == world.target.context for r in rows)
@@ -160,7 +160,7 @@ def test_a_mix_of_drafters(world: World, others: list[str]) -> None:
     """In their order, and where all of them have confidences, by value."""
     specs = [needs(name, world.folder) if name in NAMES else name for name in ["lookup", "model", *others]]
     mixed = drafters.load(specs, world.target)
-    made = requests([*BOTH, LAWS["penalties"]], [40, 12, 40, 30])
+    made = requests([*BOTH, SAMPLINGS["penalties"]], [40, 12, 40, 30])
     rows = outputs(world.engine(mixed, nodes=20), made, batch_size=3)
     assert [r.output for r in rows] == expected(world, made)
 
@@ -175,7 +175,7 @@ TREES = {
 @pytest.mark.parametrize(("name", "options"), [(name, one) for name, options in TREES.items() for one in options])
 def test_every_shape_of_tree(world: World, name: str, options: str) -> None:
     drafter = drafters.load(f"{needs(name, world.folder).partition('?')[0]}?{options}", world.target)
-    made = requests([*BOTH, LAWS["top-p"]], [40, 12, 40, 30, 30])
+    made = requests([*BOTH, SAMPLINGS["top-p"]], [40, 12, 40, 30, 30])
     rows = outputs(world.engine(drafter, nodes=64 if "63" in options else 14, depth=5), made, batch_size=3)
     assert [r.output for r in rows] == expected(world, made)
     assert name != "model" or max(r.usage.tau for r in rows) > 1.2

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from contract_world import PROMPTS, World, needs
+from contract_world import PROMPTS, NoEven, World, needs
 from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 
 import outrider
@@ -95,13 +95,6 @@ def test_sampling_depends_on_the_seed_alone(world: World) -> None:
     assert torch.equal(several[1:2], run(PROMPTS[:1], "lookup", seed=4))
 
 
-class NoEven(LogitsProcessor):
-    """A user's own processor."""
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        return scores.index_fill(1, torch.arange(0, scores.shape[1], 2), float("-inf"))
-
-
 class Ends(StoppingCriteria):
     """A user's own criterion: ends when the last three tokens sum to a multiple of seven."""
 
@@ -122,7 +115,7 @@ def test_the_users_own_processor_and_criterion(world: World) -> None:
 
 
 class Counts(LogitsProcessor):
-    """Counts the tokens that it is asked about."""
+    """Counts the tokens that it is called for."""
 
     asked = 0
 
@@ -132,7 +125,7 @@ class Counts(LogitsProcessor):
         return scores
 
 
-def test_processors_are_asked_about_written_tokens_alone(world: World) -> None:
+def test_processors_are_called_for_written_tokens_alone(world: World) -> None:
     """Not for rows whose walk has ended while others go on. At its end a row's walk may go as deep as the others'."""
     counts, options = Counts(), {"max_new_tokens": 24, "do_sample": False, "pad_token_id": PAD}
     ours = world.model.generate(
@@ -160,16 +153,20 @@ def test_processors_are_asked_about_written_tokens_alone(world: World) -> None:
     ids=lambda x: str(x)[:30],
 )
 def test_what_cannot_be_honoured_is_refused_by_name(world: World, options: dict[str, Any], sentence: str) -> None:
-    asked = {"drafter": "lookup", **options}
+    settings = {"drafter": "lookup", **options}
     with pytest.raises(InputError, match=sentence):
         world.model.generate(
-            **padded(PROMPTS[:1]), max_new_tokens=4, pad_token_id=PAD, custom_generate=outrider.custom_generate, **asked
+            **padded(PROMPTS[:1]),
+            max_new_tokens=4,
+            pad_token_id=PAD,
+            custom_generate=outrider.custom_generate,
+            **settings,
         )
 
 
 def generated(model: Any, **more: Any) -> torch.Tensor:
-    asked = {**padded(PROMPTS[:1]), "max_new_tokens": 24, "do_sample": False, "pad_token_id": PAD, **more}
-    return model.generate(**asked)
+    options = {**padded(PROMPTS[:1]), "max_new_tokens": 24, "do_sample": False, "pad_token_id": PAD, **more}
+    return model.generate(**options)
 
 
 def drafted(model: Any, drafter: Any = "lookup", **more: Any) -> torch.Tensor:
@@ -275,7 +272,7 @@ def test_threads_call_generate_on_one_model(world: World) -> None:
 
 
 def test_nothing_walks_the_stack() -> None:
-    """What was asked comes by arguments, or not at all."""
+    """Options come by arguments, or not at all."""
     assert "_getframe" not in inspect.getsource(inspect.getmodule(outrider.custom_generate))  # type: ignore[arg-type]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_tokenizers import FALLBACK, made
+from made_tokenizers import FALLBACK, in_bytes, made
 
 from outrider import drafters
 from outrider.llm import LLM
@@ -36,17 +36,13 @@ def table(tokenizer: Any, follows: list[list[int]], certain: float) -> TableTarg
     return target
 
 
-def in_bytes(tokenizer: Any, text: str) -> list[int]:
-    return [tokenizer.convert_tokens_to_ids(f"<0x{byte:02X}>") for byte in text.encode()]
-
-
 @pytest.mark.parametrize("depth", [2, 3, 4, 5, 6])
 def test_a_stop_string_in_a_run_of_bytes_ends_drafted_text_where_it_ends_plain_text(tokenizer: Any, depth: int) -> None:
     """Also where the accepted run goes on behind it, and ends inside a character."""
     ids = in_bytes(tokenizer, "\n🚀ž")
     target = table(tokenizer, [ids], 100.0)
-    asked: dict[str, Any] = {"max_new_tokens": 40, "stop": "🚀", "budget": f"16x{depth}"}
-    plain, drafted = (llm_of(tokenizer, target, spec).generate([ids * 4], **asked)[0] for spec in ("none", "lookup"))
+    options: dict[str, Any] = {"max_new_tokens": 40, "stop": "🚀", "budget": f"16x{depth}"}
+    plain, drafted = (llm_of(tokenizer, target, spec).generate([ids * 4], **options)[0] for spec in ("none", "lookup"))
     assert drafted.usage.accepted > 0, "nothing was drafted: this test proves nothing"
     assert drafted.tokens == plain.tokens == ids[:5]
     assert drafted.text == plain.text == "\n"

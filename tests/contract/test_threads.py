@@ -53,28 +53,28 @@ def together(job: Callable[[int], Any], threads: int = THREADS) -> list[Any]:
 def test_threads_that_share_an_llm_write_what_one_thread_writes(way: str, drafter: str) -> None:
     target, tokenizer = target_of(way), load_tokenizer("demo")
     llm = LLM(target, tokenizer, outrider.drafters.load(drafter, target, tokenizer))
-    asked: list[dict[str, Any]] = [
+    options: list[dict[str, Any]] = [
         {"prompts": "Once upon a time", "temperature": 1.0, "seed": 3},
         {"prompts": ["Lily and Tom", "The dog, the dog, the"], "seed": 1, "rule": "coupled"},
         {"prompts": "Once upon a time", "temperature": 0.8, "top_p": 0.9, "seed": 5, "stop": "."},
     ]
 
     def texts(turn: int) -> list[tuple[int, list[Any]]]:
-        order = [(turn + i) % len(asked) for i in range(len(asked))]
-        return sorted((i, [(o.text, o.tokens) for o in llm.generate(max_new_tokens=10, **asked[i])]) for i in order)
+        order = [(turn + i) % len(options) for i in range(len(options))]
+        return sorted((i, [(o.text, o.tokens) for o in llm.generate(max_new_tokens=10, **options[i])]) for i in order)
 
     right = texts(0)
-    assert all(found == right for found in together(texts))
+    assert all(result == right for result in together(texts))
 
 
 def test_threads_that_share_a_budget_leave_no_round_unlearnt() -> None:
     """And the noise that they share: both are dictionaries that every round changes."""
     target = TableTarget(17, seed=2)
     engine = Engine.of(target, outrider.drafters.load("lookup"), budget := AdaptiveBudget())
-    law = Sampling(temperature=1.0)
+    sampling = Sampling(temperature=1.0)
 
     def written(thread: int) -> list[int]:
-        requests = [Request([1, 2], thread * 9 + i, 60, law) for i in range(9)]
+        requests = [Request([1, 2], thread * 9 + i, 60, sampling) for i in range(9)]
         rows = {piece.row.index: piece.row for piece in generate(engine, requests, 2)}
         return [len(row.output) for row in rows.values()]
 
@@ -82,7 +82,7 @@ def test_threads_that_share_a_budget_leave_no_round_unlearnt() -> None:
     assert budget.cost.rounds == budget.rounds - 1, "each round was learned once, but for the first, which warms up"
 
 
-def test_one_llm_asked_for_engines_by_many_threads_makes_one_budget() -> None:
+def test_many_threads_share_one_budget_of_an_llm() -> None:
     llm = outrider.load("demo", "lookup", compile=False)
     assert len({id(engine.budget) for engine in together(lambda i: llm.engine(), 8)}) == 1
     assert len(llm.memories) == 1
@@ -182,20 +182,20 @@ HARMLESS = ("open", "tempfile.", "contextlib.closing")  # files and the like: no
 
 def spanned(source: str) -> list[str]:
     """The `with`s around a generator's `yield`; a context manager's own is where it hands over, not a pause."""
-    found = []
+    results = []
     for function in ast.walk(ast.parse(source)):
         if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef) and not any(
             ast.unparse(d).endswith("contextmanager") for d in function.decorator_list
         ):
             inside = list(own(function))
-            found += [
+            results += [
                 ast.unparse(item.context_expr)
                 for node in inside
                 if isinstance(node, ast.With | ast.AsyncWith)
                 and any(isinstance(each, ast.Yield | ast.YieldFrom) for each in own(node))
                 for item in node.items
             ]
-    return found
+    return results
 
 
 def own(node: ast.AST) -> Iterator[ast.AST]:
@@ -243,7 +243,7 @@ def test_loading_and_writing_leave_torchs_settings_alone(compile: bool | None) -
 
 
 def test_cudnns_attention_is_off_in_steps_on_cuda_alone() -> None:
-    """In overlapping ones of several threads too: the last to leave gives back what the first one found."""
+    """In overlapping ones of several threads too: the last to leave restores the state before the first one."""
     on, cuda = torch.backends.cuda.cudnn_sdp_enabled, "cuda"
     with without_cudnn("cpu"):
         assert on()

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 pytestmark = [pytest.mark.slow, pytest.mark.process]
 
 
-def test_the_site_is_whole_and_offline(tmp_path: Path) -> None:
+def test_the_site_is_complete_and_offline(tmp_path: Path) -> None:
     pytest.importorskip("material", reason="the site needs the extra: pip install outrider[docs]")
     build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
     done = subprocess.run(build, cwd=ROOT, capture_output=True, text=True, check=False)

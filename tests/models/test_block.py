@@ -87,11 +87,11 @@ def mixed(conv: BlockConv, x: Tensor) -> Tensor:
     own = (x @ conv.kernel_projection.weight.T).view(*x.shape[:2], 2, 3, 3)
 
     def once(y: Tensor, side: int) -> Tensor:
-        found = torch.zeros_like(y)
+        result = torch.zeros_like(y)
         for b, j, o, c in itertools.product(range(2), range(8), range(3), range(6)):
             if j % 4 >= o:
-                found[b, j, c] += (conv.base_kernel[side, o, c] + own[b, j, side, o, c // 2]) * y[b, j - o, c]
-        return found
+                result[b, j, c] += (conv.base_kernel[side, o, c] + own[b, j, side, o, c // 2]) * y[b, j - o, c]
+        return result
 
     return once(torch.tanh(once(x, 0)), 1)
 
@@ -141,7 +141,7 @@ class Recorded:
         return drafting
 
 
-def test_a_chain_under_rejection_carries_the_laws_of_slots_and_pair_head() -> None:
+def test_a_chain_under_rejection_has_the_q_of_slots_and_pair_head() -> None:
     vocab = 19
     net, target = network(replace(CONFIG, taps=(0,))), planted(vocab)
     drafter = Recorded(block.drafter(net, target, Growth("chain")))
@@ -153,7 +153,7 @@ def test_a_chain_under_rejection_carries_the_laws_of_slots_and_pair_head() -> No
             assert np.allclose(tree.q[0, i], wanted.detach().softmax(-1).numpy(), rtol=0, atol=1e-9)
 
 
-def test_a_tree_under_rejection_has_the_likeliest_children_and_no_law() -> None:
+def test_a_tree_under_rejection_has_the_likeliest_children_and_no_q() -> None:
     """Nothing of it is drawn, so the rule takes each child as a point mass."""
     net, target = network(replace(CONFIG, taps=(0,))), planted(19)
     drafter = Recorded(block.drafter(net, target, Growth(top_k=3)))
@@ -171,12 +171,12 @@ def test_pairs_false_leaves_the_slots_alone(tmp_path: Path) -> None:
     """The same weights: values without the pair head are products of the slots' own confidences."""
     target = planted(19)
     native.save(tmp_path / "d", "block", network(replace(CONFIG, taps=(0,))))
-    found = []
+    results = []
     for pairs in (False, True):
         drafter = Recorded(block.load(target, path=str(tmp_path / "d"), pairs=pairs))
         heads.run(target, drafter, [[3, 8, 2]], 12, 0.0, FixedBudget(9, 4))
-        found.append(drafter.seen[0])
-    hidden, tree = found[0]
+        results.append(drafter.seen[0])
+    hidden, tree = results[0]
     for i in range(1, tree.nodes):
         value, at = 0.0, i
         while at:
@@ -184,7 +184,7 @@ def test_pairs_false_leaves_the_slots_alone(tmp_path: Path) -> None:
             value += float(target.head(hidden[slot]).detach().log_softmax(-1)[tree.tokens[0, at]])
             at = int(tree.parents[0, at])
         assert float(tree.values[0, i]) == pytest.approx(value)
-    assert not np.array_equal(tree.values, found[1][1].values)
+    assert not np.array_equal(tree.values, results[1][1].values)
 
 
 @pytest.mark.parametrize("pairs", [False, True])
@@ -198,7 +198,7 @@ def test_expected_tokens_are_the_sum_of_values(pairs: bool) -> None:
     spelled = [()]
     for i in range(1, tree.nodes):
         spelled.append((*spelled[int(tree.parents[0, i])], int(tree.tokens[0, i]) % k))
-    expected = whole = 0.0
+    expected = full = 0.0
     for text in itertools.product(range(k + 1), repeat=d):  # k: some other token
         probability, above = 1.0, 0
         for depth, rank in enumerate(text):
@@ -208,9 +208,9 @@ def test_expected_tokens_are_the_sum_of_values(pairs: bool) -> None:
                 continue
             probability *= math.exp(logs[0, depth, above if pairs else 0, rank])
             above = rank
-        whole += probability
+        full += probability
         expected += probability * max(n for n in range(d + 1) if text[:n] in spelled)
-    assert whole == pytest.approx(1)
+    assert full == pytest.approx(1)
     assert tree.values is not None
     assert float(np.exp(tree.values[0, 1:]).sum()) == pytest.approx(expected)
 
@@ -225,11 +225,11 @@ def test_equal_values_are_taken_by_depth_parent_and_rank() -> None:
 def test_context_in_pieces_is_context_at_once() -> None:
     net, features = network(), torch.randn(1, 11, 32).double()
     turn = net.rope.at(torch.arange(11)[None], features.dtype)
-    whole = net.keys_values(net.context(features), turn)
+    full = net.keys_values(net.context(features), turn)
     cuts = [0, 1, 4, 5, 11]
     parts = [net.keys_values(net.context(features[:, a:b]), turn[:, a:b]) for a, b in itertools.pairwise(cuts)]
     for i in range(2):
-        torch.testing.assert_close(torch.cat([p[i] for p in parts], 2), whole[i], rtol=0, atol=1e-12)
+        torch.testing.assert_close(torch.cat([p[i] for p in parts], 2), full[i], rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("pairs", [False, True])
@@ -255,13 +255,13 @@ def test_the_lattice_gives_the_best_tree(pairs: bool, seed: int) -> None:
     paths = [p for length in range(1, d + 1) for p in itertools.product(range(k), repeat=length)]
     best = sorted(paths, key=value, reverse=True)[: nodes - 1]
     wanted = {tuple(int(tokens[0, i, r]) for i, r in enumerate(p)): value(p) for p in best}
-    found, spelled = {}, [()]
+    result, spelled = {}, [()]
     assert tree.values is not None
     for i in range(1, tree.nodes):
         spelled.append((*spelled[int(tree.parents[0, i])], int(tree.tokens[0, i])))
-        found[spelled[i]] = float(tree.values[0, i])
-    assert found.keys() == wanted.keys()
-    assert found == pytest.approx(wanted)
+        result[spelled[i]] = float(tree.values[0, i])
+    assert result.keys() == wanted.keys()
+    assert result == pytest.approx(wanted)
 
 
 def test_conditional_confidences_keep_the_mass_outside() -> None:
@@ -276,7 +276,7 @@ def test_conditional_confidences_keep_the_mass_outside() -> None:
         np.testing.assert_allclose(got[parent], np.log(softmax(raised))[:3])
 
 
-def test_floor_and_room_end_a_tree() -> None:
+def test_floor_and_remaining_length_end_a_tree() -> None:
     tokens = np.arange(6).reshape(1, 3, 2)
     logs = np.tile(np.log([0.6, 0.3]), (1, 3, 1, 1))
     assert lattice([9], tokens, logs, 30, [3]).nodes == 1 + 2 + 4 + 8

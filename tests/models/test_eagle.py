@@ -1,4 +1,4 @@
-"""EAGLE and EAGLE-3: oracles, wrong checkpoints, real families, the laws of the rejection rule, refusals."""
+"""EAGLE and EAGLE-3: oracles, wrong checkpoints, real families, the distribution under rejection, refusals."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import small
 import torch
 from oracle import HIDDEN, VOCAB, Oracle
 from safetensors.torch import load_file, save_file
-from transformers import LlamaConfig, LlamaForCausalLM
+from small import tiny_llama
 
 from outrider import drafters
 from outrider.backends.torch import load_target
@@ -85,8 +85,8 @@ def test_the_known_good_drafter_is_accepted_to_full_depth(name: str, tree: str, 
 
 @pytest.mark.parametrize("tree", ["static", "chain"])
 @pytest.mark.parametrize("name", MAKE)
-def test_and_under_rejection_where_its_law_is_the_targets(name: str, tree: str) -> None:
-    """A sampled chain from the target's own law is never refused; in a tree, the first child never."""
+def test_under_rejection_a_drafter_of_the_targets_distribution_is_accepted(name: str, tree: str) -> None:
+    """A sampled chain from the target's own distribution is never rejected; in a tree, the first child never."""
     make, module = MAKE[name]
     target, net = make()
     for row in decode(target, module.drafter(net, target, TREES[tree]), 1.0, "rejection"):
@@ -181,7 +181,7 @@ def test_a_wrong_step_shows_at_once(name: str, what: str, monkeypatch: pytest.Mo
     assert tau(decode(target, good, 1.0)) < 4.75
 
 
-def test_in_a_mix_it_is_told_of_everyones_accepted_nodes() -> None:
+def test_in_a_mix_it_observes_every_drafters_accepted_nodes() -> None:
     """It drafts one token, lookup several: its true features come from nodes that it did not propose, too."""
     target, net = oracle.of_eagle()
     mixed = _mix.of([drafters.load_one("lookup", target), eagle.drafter(net, target, Growth("chain", depth=1))])
@@ -239,23 +239,17 @@ def _round(rows: Any, chunk: Any, path: Any, upcoming: Any) -> Round:
     return Round(rows, chunk.tree, chunk.output, path, upcoming, [[] for _ in range(len(rows))])
 
 
-# --- the laws of the rejection rule
+# --- the distribution under rejection
 
 
 @pytest.fixture(scope="module")
 def tiny() -> Any:
-    torch.manual_seed(3)
-    config = LlamaConfig(
-        vocab_size=11, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1, max_position_embeddings=96, initializer_range=0.35, eos_token_id=None,
-        bos_token_id=None,
-    )  # fmt: skip
-    return load_target(LlamaForCausalLM(config).double().eval())
+    return load_target(tiny_llama(11, initializer_range=0.35))
 
 
 @pytest.mark.parametrize("shape", [None, (3, 2), "static", (1, 1)])
 @pytest.mark.parametrize("name", ["eagle", "eagle3"])
-def test_pairs_of_tokens_follow_the_targets_law(tiny: Any, name: str, shape: Any) -> None:
+def test_pairs_of_tokens_follow_the_targets_distribution(tiny: Any, name: str, shape: Any) -> None:
     """Under rejection: dynamic trees with point masses, sampled trees with q, by the real code path."""
     torch.manual_seed(8)
     if name == "eagle":
@@ -269,12 +263,12 @@ def test_pairs_of_tokens_follow_the_targets_law(tiny: Any, name: str, shape: Any
     drafter = module.drafter(net, tiny, growth)
     budget = FixedBudget(12, 3, None if shape == "static" else shape)
     engine = Engine(tiny, drafter, budget, GumbelNoise(11), "rejection")
-    law, samples = Sampling(0.9, top_p=0.9), 1500
+    sampling, samples = Sampling(0.9, top_p=0.9), 1500
     with torch.no_grad():
-        cells = draws.exact_cells(tiny.model, PROMPTS[1], law, samples)
+        cells = draws.exact_cells(tiny.model, PROMPTS[1], sampling, samples)
         counts = torch.zeros(len(cells.expected), dtype=torch.float64)
         for first in range(0, samples, 500):
-            for pair in draws.pairs(engine, PROMPTS[1], law, range(first, first + 500)):
+            for pair in draws.pairs(engine, PROMPTS[1], sampling, range(first, first + 500)):
                 counts[cells.of(*pair)] += 1
     assert g_test(counts, cells.expected)[1] > 1e-3
 

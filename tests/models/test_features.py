@@ -23,35 +23,29 @@ def first_layer_input(model: Any, tokens: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("name", ZOO)
 @torch.no_grad()
-def test_features_head_and_embedding(name: str) -> None:
+def test_features_head_and_embeddings_as_inputs(name: str) -> None:
+    """Of prompts and of a tree's nodes; embeddings given to `forward` (soft drafts) act as their tokens."""
     model = build(name)
     target = load_target(model)
-    session, turn = target.open(40), ROUNDS[0]
+    session, turn, read = target.open(40), ROUNDS[0], []
     tolerance = 1e-5 if name in ROUNDS_TO_32 else 1e-10
-    for _ in session.prefill(PROMPTS):
-        pass
-    output = session.forward(tree_of(turn["tokens"], turn["parents"]), TAPS)
+    tree = tree_of(turn["tokens"], turn["parents"])
+    for chunk in session.prefill(PROMPTS, TAPS):
+        read.append(chunk.output.features)
+    output = session.forward(tree, TAPS)
     assert set(output.features) == set(TAPS)
     for b, prompt in enumerate(PROMPTS):
         path = turn["paths"][b]
         _, right = sequential(model, prompt + [turn["tokens"][b][i] for i in path], TAPS)
         for tap in TAPS:
             assert (tensor(output.features[tap])[b, path] - right[tap][len(prompt) :]).abs().max() < tolerance
+            for features in read:
+                assert (tensor(features[tap])[b, : len(prompt)] - right[tap][: len(prompt)]).abs().max() < tolerance
     assert (target.head(tensor(output.features[-1])) - tensor(output.logits)).abs().max() < 1e-12, (
         "head(features[-1]) is the logits"
     )
-
-
-@pytest.mark.parametrize("name", ZOO)
-@torch.no_grad()
-def test_features_of_a_prompt(name: str) -> None:
-    model = build(name)
-    tolerance = 1e-5 if name in ROUNDS_TO_32 else 1e-10
-    for chunk in load_target(model).open(40).prefill(PROMPTS, TAPS):
-        for b, prompt in enumerate(PROMPTS):
-            _, right = sequential(model, prompt, TAPS)
-            for tap in TAPS:
-                assert (tensor(chunk.output.features[tap])[b, : len(prompt)] - right[tap]).abs().max() < tolerance
+    embeds = target.embed(tensor(tree.tokens))
+    assert abs(session.forward(tree, embeds=embeds).logits - output.logits).max() < 1e-10
 
 
 LEARNED = ("gpt2", "gpt_neo", "opt")  # they add a learned position to the embedding
@@ -74,18 +68,3 @@ def test_embed_lacks_only_the_position(name: str) -> None:
     target, tokens = load_target(model), torch.tensor([3, 50, 96])
     off = first_layer_input(model, tokens) - target.embed(tokens)[:, None]
     assert (off - off[:1]).abs().max() < 1e-12
-
-
-@pytest.mark.parametrize("name", ZOO)
-@torch.no_grad()
-def test_embeddings_in_place_of_tokens(name: str) -> None:
-    """`embeds` given to forward (soft drafts) does what the tokens would."""
-    model = build(name)
-    target = load_target(model)
-    session = target.open(40)
-    for _ in session.prefill(PROMPTS):
-        pass
-    tree = tree_of(ROUNDS[0]["tokens"], ROUNDS[0]["parents"])
-    right = session.forward(tree).logits
-    embeds = target.embed(tensor(tree.tokens))
-    assert abs(session.forward(tree, embeds=embeds).logits - right).max() < 1e-10

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 from bits import compiled, text_of
-from grown_world import BUDGETS, CASES, PROMPTS, Given, harmless_without_numbers, late_and_at_once, same
+from compiled_code import FULL, HALF, needs_code
+from grown_world import CASES, PROMPTS, Given, checked, generate, harmless_nan, late_and_at_once, same
 
 import outrider
 from outrider.backends.native import library as native
@@ -22,10 +23,7 @@ from outrider.drafters._compiled import CompiledEagle, EagleDrafting, code_for
 from outrider.drafters._growth import Growth
 from outrider.nets.layer import LayerShape
 
-pytestmark = pytest.mark.skipif(
-    native.library("float32", "float32") is None,
-    reason="native passes need AVX2 or NEON, and a compiler",
-)
+pytestmark = needs_code
 SHAPE = LayerShape(64, 4, 2, 32, 96, 64)
 
 
@@ -72,21 +70,14 @@ def made(
 @pytest.fixture
 def compared(monkeypatch: pytest.MonkeyPatch) -> list[DraftTree]:
     """Every proposal is made both ways; those of the compiled code are kept."""
-    trees: list[DraftTree] = []
-    whole = EagleDrafting.propose
 
-    def both(self: EagleDrafting, rows: Rows, budget: Budget) -> DraftTree:
+    def equal(self: EagleDrafting, tree: DraftTree, rows: Rows, budget: Budget) -> None:
         drafter = self.drafter
         assert drafter.growth.compiled(rows, budget) is not None
-        tree = whole(self, rows, budget)
-        first, step = self._start(rows)
-        right, _ = drafter.growth.propose(rows, first, step, budget, drafter.compiled.names, drafter.vocab)
-        same(tree, right)
-        trees.append(tree)
-        return tree
+        names, vocab = drafter.compiled.names, drafter.vocab
+        same(tree, drafter.growth.propose(rows, *self._start(rows), budget, names, vocab)[0])
 
-    monkeypatch.setattr(EagleDrafting, "propose", both)
-    return trees
+    return checked(monkeypatch, EagleDrafting, equal)
 
 
 @pytest.mark.parametrize(("budget", "temperature"), CASES)
@@ -95,21 +86,19 @@ def test_trees_are_those_of_single_steps(kind: str, budget: str, temperature: fl
     """In a batch of texts of unequal length; both precisions, and floats beside a target's weights of 16 bits; small
     vocabularies, trimmed ones and large ones."""
     for vocab, drafted, dtype, halves in (
-        (97, 0, torch.float32, False), (97, 50, torch.bfloat16, False), (97, 50, torch.float32, True),
-        (6000, 5000, torch.float32, False),
+        (97, 0, FULL, False), (97, 50, HALF, False), (97, 50, FULL, True),
+        (6000, 5000, FULL, False),
     ):  # fmt: skip
         llm = made(vocab, drafted, dtype, Growth(scale=1.5), kind, halves)
-        llm.generate(
-            PROMPTS, max_new_tokens=6, temperature=temperature, seed=4, batch_size=3, budget=Given(BUDGETS[budget])
-        )
+        generate(llm, budget, temperature, 6)
     assert len(compared) >= 8
     assert max(tree.nodes for tree in compared) > 1
 
 
 @pytest.mark.usefixtures("avx2")
-def test_a_drafter_of_floats_reads_rounded_weights_where_its_target_reads_half_ones() -> None:
+def test_a_float32_drafter_rounds_its_weights_beside_a_bfloat16_target() -> None:
     """On processors that only multiply floats; a target of floats has drafters of floats."""
-    llm, exact = made(97, 50, torch.float32, Growth(), halves=True), made(97, 50, torch.float32, Growth())
+    llm, exact = made(97, 50, FULL, Growth(), halves=True), made(97, 50, FULL, Growth())
     target: Any = llm.target
     assert code_for(target, "float32") is target.code
     assert code_for(target, "bfloat16") is native.library("bfloat16", "bfloat16")
@@ -118,49 +107,48 @@ def test_a_drafter_of_floats_reads_rounded_weights_where_its_target_reads_half_o
         drafter: Any = made_.drafter
         assert {one.kind for one in drafter.compiled.kept if isinstance(one, Matrix)} == {kind}
     prompts = [text_of(i, 20 + 9 * i) for i in range(3)]
-    law: dict[str, Any] = {"max_new_tokens": 12, "temperature": 1.0, "seed": 3}
-    plain = llm.generate(prompts, budget=Given(Budget(1, 0)), **law)
-    drafted = llm.generate(prompts, budget=Given(Budget(16, 6)), **law)
+    options: dict[str, Any] = {"max_new_tokens": 12, "temperature": 1.0, "seed": 3}
+    plain = llm.generate(prompts, budget=Given(Budget(1, 0)), **options)
+    drafted = llm.generate(prompts, budget=Given(Budget(16, 6)), **options)
     assert [o.tokens for o in drafted] == [o.tokens for o in plain]
     assert sum(o.usage.drafted for o in drafted) > 20
 
 
 @pytest.mark.parametrize("kind", ["eagle", "eagle3", "narrow"])
-def test_what_waits_is_read_in_time(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    late_and_at_once(made(97, 50, torch.float32, Growth(scale=1.5), kind), monkeypatch)
+def test_pending_pairs_are_read_in_time(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    late_and_at_once(made(97, 50, FULL, Growth(scale=1.5), kind), monkeypatch)
 
 
 @pytest.mark.parametrize("kind", ["eagle", "eagle3", "narrow"])
 @torch.no_grad()
 def test_texts_are_read_as_by_tensors(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The keys and values of all pairs, and the vector behind the last one: of many pairs at once, and of few."""
-    drafter: Any = made(97, 50, torch.float32, Growth(), kind).drafter
+    drafter: Any = made(97, 50, FULL, Growth(), kind).drafter
     assert isinstance(drafter, CompiledEagle)
     monkeypatch.setattr(_weights, "compiled", lambda *_: None)
-    whole: Any = made(97, 50, torch.float32, Growth(), kind).drafter
-    found, right = (one.open([()] * 4, 200) for one in (drafter, whole))
+    full: Any = made(97, 50, FULL, Growth(), kind).drafter
+    result, right = (one.open([()] * 4, 200) for one in (drafter, full))
     for counts in ((150, 7, 1, 31), (3, 0, 16, 1), (0, 17, 40, 0)):
         features = [torch.randn(4, max(counts), 64) for _ in drafter.taps]
         tokens = torch.randint(97, (4, max(counts)))
         spelled = [row[:n] for row, n in zip(tokens.tolist(), counts, strict=True)]
-        found.pairs.append(Pairs([part.numpy() for part in features], [range(n) for n in counts], spelled, range(4)))
+        result.pairs.append(Pairs([part.numpy() for part in features], [range(n) for n in counts], spelled, range(4)))
         right.waiting.put((torch.cat(features, -1), tokens, list(counts)))
-        found.read()
+        result.read()
         right._read()
-        assert found.cache.host == right.cache.host
-        assert np.allclose(found.last, right.last[:, 0], atol=1e-3, rtol=1e-3)
-        for row, n in enumerate(found.cache.host):
+        assert result.cache.host == right.cache.host
+        assert np.allclose(result.last, right.last[:, 0], atol=1e-3, rtol=1e-3)
+        for row, n in enumerate(result.cache.host):
             for name in ("keys", "values"):
-                ours, theirs = (getattr(drafting.cache, name)[row, :n] for drafting in (found, right))
+                ours, theirs = (getattr(drafting.cache, name)[row, :n] for drafting in (result, right))
                 assert np.allclose(ours, theirs, atol=1e-3, rtol=1e-3), (name, row)
 
 
 def test_rejection_ranks_without_noise(compared: list[DraftTree]) -> None:
-    llm = made(97, 50, torch.float32, Growth())
+    llm = made(97, 50, FULL, Growth())
     llm.generate(PROMPTS[:1], max_new_tokens=8, temperature=1.0, seed=4, rule="rejection", budget=Given(Budget(16, 4)))
     assert compared
 
 
-def test_a_drafter_whose_numbers_are_none_harms_no_text() -> None:
-    llm = made(97, 0, torch.float32, Growth(), spoilt=True)
-    harmless_without_numbers(llm)
+def test_nan_weights_change_no_text() -> None:
+    harmless_nan(made(97, 0, FULL, Growth(), spoilt=True))

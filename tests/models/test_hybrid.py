@@ -115,30 +115,30 @@ class Whole:
     """The model over whole texts, without a cache."""
 
     def __init__(self, made: Any):
-        self.net, self.found = made, dict[tuple[int, ...], Tensor]()
+        self.net, self.known = made, dict[tuple[int, ...], Tensor]()
 
     def after(self, text: Sequence[int]) -> Tensor:
         key = tuple(text)
-        if key not in self.found:
+        if key not in self.known:
             with torch.no_grad(), switched(self.net.config, None, experts_of(self.net)):
-                self.found[key] = self.net(torch.tensor([key]), use_cache=False).logits[0, -1]
-        return self.found[key]
+                self.known[key] = self.net(torch.tensor([key]), use_cache=False).logits[0, -1]
+        return self.known[key]
 
 
 def rows_of(texts: list[list[int]], temperature: float) -> Rows:
     b, start = len(texts), tuple(len(t) - 1 for t in texts)
     root = tuple(t[-1] for t in texts)
-    laws = (Sampling(temperature),) * b
-    return Rows(root, start, tuple(range(b)), (0,) * b, laws, "coupled", (60,) * b,
+    samplings = (Sampling(temperature),) * b
+    return Rows(root, start, tuple(range(b)), (0,) * b, samplings, "coupled", (60,) * b,
                 GumbelNoise(VOCAB))  # fmt: skip
 
 
-def check(whole: Whole, texts: list[list[int]], rows: Rows, tree: DraftTree, most: int) -> None:
+def check(full: Whole, texts: list[list[int]], rows: Rows, tree: DraftTree, most: int) -> None:
     """Every child is among the candidates that the model, run over the whole text and path, ranks best."""
     for b, text in enumerate(texts):
         assert int(tree.size[b]) > 1
         for node in range(1, int(tree.size[b])):
-            scores = whole.after(text + path(tree, b, int(tree.parents[b, node])))
+            scores = full.after(text + path(tree, b, int(tree.parents[b, node])))
             if temperature := rows.sampling[b].temperature:
                 noise = torch.from_numpy(rows.noise(int(tree.depths[b, node]))[b])
                 scores = scores.log_softmax(-1) + temperature * noise
@@ -150,10 +150,10 @@ def accept(tree: DraftTree, rows: Rows, dice: random.Random) -> Round:
     """A round in which every row accepts the path to a node of its own, and the target adds a token."""
     paths = []
     for b in range(len(rows)):
-        found = [dice.randrange(int(tree.size[b]))]
-        while found[0]:
-            found.insert(0, int(tree.parents[b, found[0]]))
-        paths.append(found)
+        nodes = [dice.randrange(int(tree.size[b]))]
+        while nodes[0]:
+            nodes.insert(0, int(tree.parents[b, nodes[0]]))
+        paths.append(nodes)
     following = [dice.randrange(VOCAB) for _ in paths]
     tokens = [
         [int(tree.tokens[b, n]) for n in p[1:]] + [t] for b, (p, t) in enumerate(zip(paths, following, strict=True))
@@ -163,14 +163,14 @@ def accept(tree: DraftTree, rows: Rows, dice: random.Random) -> Round:
 
 def lived(drafter: Any, temperature: float, most: int, turns: int = 3) -> None:
     """Ragged rows through rounds of partial acceptance; rows change places, fork, and one joins."""
-    whole, dice = Whole(drafter.net), random.Random(5)
+    full, dice = Whole(drafter.net), random.Random(5)
     texts = [[*t, 7 + i] for i, t in enumerate(TEXTS[:2])]
     drafting = drafter.open([t[:-1] for t in texts], 128)
     drafting.pending = [t[-1:] for t in texts]
     for turn in range(turns):
         rows = rows_of(texts, temperature)
         tree = drafting.propose(rows, BUDGET)
-        check(whole, texts, rows, tree, most)
+        check(full, texts, rows, tree, most)
         done = accept(tree, rows, dice)
         drafting.observe(done)
         texts = [text + new for text, new in zip(texts, done.tokens, strict=True)]
@@ -183,7 +183,7 @@ def lived(drafter: Any, temperature: float, most: int, turns: int = 3) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_drafts_are_those_of_whole_texts(kind: str, target: Target, tmp_path: Path) -> None:
+def test_drafts_equal_those_of_full_passes(kind: str, target: Target, tmp_path: Path) -> None:
     """Chains and trees; and whatever was drafted, the text is that of plain decoding."""
     tree = load(kind, target, tmp_path, "?top_k=3")
     lived(tree, 0.0, 3)

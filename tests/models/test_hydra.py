@@ -136,7 +136,7 @@ def oracle(slot: int = 0) -> hydra.HydraNet:
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("options", ["?tree=chain", "?top_k=1&width=1", "?tree=static&shape=1,1,1,1"])
-def test_an_oracle_is_accepted_whole(temperature: float, options: str, tmp_path: Path) -> None:
+def test_an_oracle_is_fully_accepted(temperature: float, options: str, tmp_path: Path) -> None:
     target, _ = cyclic()
     for row in run(target, saved(tmp_path, oracle(), target, options), [[3], [1, 5, 2]], 21, temperature):
         assert row.usage.accepted_at == row.usage.tested_at == [4, 4, 4, 4]
@@ -205,8 +205,8 @@ def test_a_tree_of_ranks(tuned: bool, tmp_path: Path) -> None:
         native.save(tmp_path, "hydra", net, replace(net.config, tree=tuple(map(tuple, paths))))
         drafter = drafters.load(f"hydra:{tmp_path}", target)  # type: ignore[assignment]
     batch = stock(target, drafter, PROMPTS)
-    whole = stock(target, saved(tmp_path / "all", net, target, "?tree=static&shape=3,2,1"), PROMPTS)
-    free = whole.drafting.propose(whole.view(), Budget(64, 4))
+    full = stock(target, saved(tmp_path / "all", net, target, "?tree=static&shape=3,2,1"), PROMPTS)
+    free = full.drafting.propose(full.view(), Budget(64, 4))
     for nodes, depth, size in ((64, 4, 7), (5, 4, 5), (64, 1, 4), (1, 4, 1)):
         made = batch.drafting.propose(batch.view(), Budget(nodes, depth))
         tree.check(made)
@@ -216,7 +216,7 @@ def test_a_tree_of_ranks(tuned: bool, tmp_path: Path) -> None:
 
 
 @torch.no_grad()
-def test_a_sampled_shape_keeps_its_laws(tmp_path: Path) -> None:
+def test_a_sampled_shape_keeps_its_q(tmp_path: Path) -> None:
     """Under rejection a static shape is drawn from q, which is kept; a dynamic tree is not."""
     target, net = load_target(build("llama")), random_net()
     for options, kept in (("?tree=static&shape=2,2", True), ("", False)):

@@ -65,7 +65,7 @@ def test_a_library_is_compiled_once(cache: Path, caplog: pytest.LogCaptureFixtur
     assert (digest, name) == (hashlib.sha256((cache / NAME).read_bytes()).hexdigest(), NAME)
 
 
-def test_a_library_that_several_ask_for_at_once_is_compiled_by_one(cache: Path) -> None:
+def test_a_library_that_several_need_at_once_is_compiled_once(cache: Path) -> None:
     compiler, asked = Compiler(), Barrier(3)
 
     def load(_: int) -> int:
@@ -127,12 +127,12 @@ def test_the_damaged_pass_of_models_is_compiled_again(
     try:
         assert native.library("bfloat16", "bfloat16") is not None
         (file,) = (tmp_path / "native").glob("*.so")
-        whole = file.read_bytes()
+        full = file.read_bytes()
         file.unlink()
-        file.write_bytes(whole[: len(whole) // 2])
+        file.write_bytes(full[: len(full) // 2])
         native.library.cache_clear()
         assert native.library("bfloat16", "bfloat16") is not None
-        assert file.read_bytes() == whole
+        assert file.read_bytes() == full
         assert len(said(caplog)) == 1
     finally:
         native.library.cache_clear()

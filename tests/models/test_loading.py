@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,48 +26,43 @@ def folder(tmp_path: Path) -> Path:
 
 
 def refused(where: Any, words: str, **options: Any) -> None:
-    with pytest.raises(InputError, match=words) as found:
+    with pytest.raises(InputError, match=words) as result:
         load_target(where, **options)
-    assert "\n" not in str(found.value), "one sentence"
+    assert "\n" not in str(result.value), "one sentence"
 
 
 def test_a_folder_loads(folder: Path) -> None:
     assert load_target(folder, device="cpu").vocab == 97
 
 
-def test_a_folder_without_a_config(folder: Path) -> None:
-    (folder / "config.json").unlink()
-    refused(folder, "config.json")
-
-
-def test_a_config_that_is_no_json(folder: Path) -> None:
-    (folder / "config.json").write_text("{")
-    refused(folder, "not valid JSON")
-
-
-def test_a_config_without_weights(folder: Path) -> None:
-    (folder / "model.safetensors").unlink()
-    refused(folder, "no safetensors weights")
-
-
-def test_truncated_weights(folder: Path) -> None:
-    file = folder / "model.safetensors"
+def cut(file: Path) -> None:
     file.write_bytes(file.read_bytes()[:-1000])
-    refused(folder, "damaged")
 
 
-def test_missing_tensors_are_not_made_up(folder: Path) -> None:
-    """transformers initialises what it does not find, at random, with no more than a warning."""
-    tensors = load_file(folder / "model.safetensors")
+def without_a_tensor(file: Path) -> None:
+    tensors = load_file(file)
     del tensors["model.layers.1.mlp.up_proj.weight"]
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    refused(folder, "up_proj")
+    save_file(tensors, file, metadata={"format": "pt"})
 
 
-def test_tensors_of_another_shape(folder: Path) -> None:
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "intermediate_size": 40}))
-    refused(folder, "do not have the shapes that its config.json says")
+def rewritten(file: Path, **fields: Any) -> None:
+    file.write_text(json.dumps({**json.loads(file.read_text()), **fields}))
+
+
+@pytest.mark.parametrize(
+    ("file", "damage", "words"),
+    [
+        ("config.json", Path.unlink, "config.json"),
+        ("config.json", lambda file: file.write_text("{"), "not valid JSON"),
+        ("config.json", lambda file: rewritten(file, intermediate_size=40), "do not have the shapes that its config.j"),
+        ("model.safetensors", Path.unlink, "no safetensors weights"),
+        ("model.safetensors", cut, "damaged"),
+        ("model.safetensors", without_a_tensor, "up_proj"),  # which transformers would initialise at random
+    ],
+)
+def test_a_damaged_folder_is_refused(folder: Path, file: str, damage: Callable[[Path], Any], words: str) -> None:
+    damage(folder / file)
+    refused(folder, words)
 
 
 def test_no_language_model(tmp_path: Path) -> None:
@@ -78,9 +74,8 @@ def test_no_language_model(tmp_path: Path) -> None:
 
 
 def test_code_of_its_own_needs_trust(folder: Path) -> None:
-    config = json.loads((folder / "config.json").read_text())
-    remote = {"model_type": "odd", "auto_map": {"AutoConfig": "odd.OddConfig", "AutoModelForCausalLM": "odd.OddModel"}}
-    (folder / "config.json").write_text(json.dumps({**config, **remote}))
+    remote = {"AutoConfig": "odd.OddConfig", "AutoModelForCausalLM": "odd.OddModel"}
+    rewritten(folder / "config.json", model_type="odd", auto_map=remote)
     (folder / "odd.py").write_text("raise RuntimeError('this must never run')")
     refused(folder, "only if you trust its author")
 

@@ -71,12 +71,12 @@ def watched(target: Target, drafter: Any, temperature: float, rule: str, budget:
             batch.round()
             batch.engine = engine
             continue
-        found: list[tuple[Rows, DraftTree]] = []
+        results: list[tuple[Rows, DraftTree]] = []
         inner, drafting = batch.drafting.propose, batch.drafting
 
-        def seen(rows: Rows, budget: Budget, inner: Any = inner, found: Any = found) -> DraftTree:
-            found.append((rows, inner(rows, budget)))
-            return found[-1][1]
+        def seen(rows: Rows, budget: Budget, inner: Any = inner, results: Any = results) -> DraftTree:
+            results.append((rows, inner(rows, budget)))
+            return results[-1][1]
 
         drafting.propose = seen
         batch = batch.leave()
@@ -84,7 +84,7 @@ def watched(target: Target, drafter: Any, temperature: float, rule: str, budget:
         texts = [[*row.request.prompt, *row.output] for row in batch.rows]
         batch.round()
         del drafting.propose
-        yield texts, *found[0]
+        yield texts, *results[0]
 
 
 def law_after(made: Any, text: Sequence[int]) -> Tensor:
@@ -98,7 +98,7 @@ def law_after(made: Any, text: Sequence[int]) -> Tensor:
     "options", ["?tree=chain", "?top_k=3", "?tree=best&top_k=3&width=2", "?tree=static&shape=3,2,1"]
 )
 @pytest.mark.parametrize("kind", KINDS)
-def test_drafts_are_those_of_whole_texts(
+def test_drafts_equal_those_of_full_passes(
     kind: str, options: str, temperature: float, target: Target, tmp_path: Path
 ) -> None:
     """Every child is among the candidates that the model, run over the whole text and path, ranks best."""
@@ -120,7 +120,7 @@ def test_drafts_are_those_of_whole_texts(
 @torch.no_grad()
 @pytest.mark.parametrize("replacement", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
-def test_sampled_trees_keep_their_laws(kind: str, replacement: bool, target: Target, tmp_path: Path) -> None:
+def test_sampled_trees_keep_their_distributions(kind: str, replacement: bool, target: Target, tmp_path: Path) -> None:
     where = folder(net(kind).double(), tmp_path / "net")
     drafter = load(f"mamba:{where}?tree=static&shape=3,2&replacement={str(replacement).lower()}", target)
     twins = 0
@@ -139,7 +139,7 @@ def test_sampled_trees_keep_their_laws(kind: str, replacement: bool, target: Tar
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_target_that_agrees_accepts_everything(kind: str, temperature: float, tmp_path: Path) -> None:
-    """A target of one token's memory, and a Mamba whose state says nothing, so that both have the same law."""
+    """A target of one token's memory, and a Mamba whose state has no effect: their distributions are equal."""
     torch.manual_seed(5)
     config = LlamaConfig(
         vocab_size=VOCAB, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
@@ -193,7 +193,7 @@ def test_the_authors_layout(kind: str, pickled: bool, target: Target, tmp_path: 
     assert torch.allclose(law_after(drafter.net, text), law_after(made, text), atol=1e-12)
 
 
-def test_a_folder_says_what_it_is(target: Target, tmp_path: Path) -> None:
+def test_a_folder_needs_no_method(target: Target, tmp_path: Path) -> None:
     made = net("mamba2").double()
     for where in (authors(made, tmp_path / "authors", ngroups=1), Path(folder(made, tmp_path / "stock"))):
         assert isinstance(drafters.load(str(where), target).uncalibrated, MambaDrafter)
@@ -207,8 +207,8 @@ def test_a_hub_id(target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     places = {"some/authors": str(authors(made, tmp_path / "a")), "some/stock": folder(made, tmp_path / "b")}
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda name, **_: places[name])
     monkeypatch.setattr(hub, "ensure", lambda name, hint="": True)
-    laws = [law_after(load(f"mamba:{name}", target).net, TEXTS[0]) for name in places]
-    assert torch.equal(*laws)
+    distributions = [law_after(load(f"mamba:{name}", target).net, TEXTS[0]) for name in places]
+    assert torch.equal(*distributions)
 
 
 @pytest.mark.parametrize(
@@ -303,7 +303,7 @@ def test_what_cannot_be_loaded(target: Target, tmp_path: Path) -> None:
 
 
 def one_step(made: Any, device: str) -> tuple[MambaDrafter, Slab, Tensor, Tensor]:
-    """A drafter of this network, a slab of two rows, and tokens and parents of three nodes each."""
+    """A drafter of this network, states of two rows, and tokens and parents of three nodes each."""
     drafter = MambaDrafter(made, Same(VOCAB, VOCAB), drafters._growth.Growth())
     slab = Slab.like(ssm.empty(made, 2), 8)
     tokens = torch.ones(6, 1, dtype=torch.long, device=device)
@@ -333,9 +333,9 @@ def test_a_step_is_captured(kind: str) -> None:
     slab.conv.zero_(), slab.ssm.zero_()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        found = stepped(drafter, slab, tokens, parents)
+        result = stepped(drafter, slab, tokens, parents)
     graph.replay()
-    assert torch.allclose(found, truth)
+    assert torch.allclose(result, truth)
 
 
 def test_a_slab_grows_and_keeps(target: Target) -> None:
@@ -343,8 +343,8 @@ def test_a_slab_grows_and_keeps(target: Target) -> None:
     slab = Slab.like(state, 1)
     slab.put(state, 0)
     wider = slab.grown(2)
-    found = wider.take(torch.zeros(3, 1, dtype=torch.long))
+    result = wider.take(torch.zeros(3, 1, dtype=torch.long))
     assert wider.nodes == 2
-    assert torch.equal(found.conv, state.conv)
-    assert torch.equal(found.ssm, state.ssm)
+    assert torch.equal(result.conv, state.conv)
+    assert torch.equal(result.ssm, state.ssm)
     assert replace(state).bytes == state.bytes

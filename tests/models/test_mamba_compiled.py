@@ -11,18 +11,11 @@ import numpy as np
 import pytest
 import torch
 from bits import compiled, text_of
-from grown_world import (
-    BUDGETS,
-    CASES,
-    PROMPTS,
-    Given,
-    harmless_without_numbers,
-    same,
-)
+from compiled_code import FULL, needs_code, precisions
+from grown_world import CASES, PROMPTS, Given, generate, harmless_nan, same
 from transformers import Mamba2Config, Mamba2ForCausalLM
 
 import outrider
-from outrider.backends.native import library as native
 from outrider.backends.native.grow import Mamba
 from outrider.backends.torch.tensors import array, tensor
 from outrider.core.protocols import Drafter
@@ -35,11 +28,7 @@ from outrider.drafters.mamba import CompiledMamba, CompiledMambaDrafting, Reques
 from outrider.drafters.mamba import compiled as compiled_mamba
 from outrider.nets import mamba as ssm
 
-pytestmark = pytest.mark.skipif(
-    native.library("float32", "float32") is None,
-    reason="native passes need AVX2 or NEON, and a compiler",
-)
-HALF, WHOLE = torch.bfloat16, torch.float32
+pytestmark = needs_code
 NETS: dict[int, Any] = {}  # by the id of the drafter in compiled code
 SIZES = {
     "one group": {},
@@ -51,7 +40,7 @@ SIZES = {
 }
 
 
-def network(vocab: int, dtype: torch.dtype = WHOLE, **more: Any) -> Any:
+def network(vocab: int, dtype: torch.dtype = FULL, **more: Any) -> Any:
     """Random weights, with decays and time steps that differ from head to head."""
     torch.manual_seed(0)
     sizes: dict[str, Any] = {
@@ -112,11 +101,11 @@ def in_tensors(drafting: CompiledMambaDrafting) -> TensorMambaDrafting:
 def compared(monkeypatch: pytest.MonkeyPatch) -> list[DraftTree]:
     """Every proposal is made both ways, with the states of all nodes; those of the compiled code are kept."""
     trees: list[DraftTree] = []
-    whole = CompiledMambaDrafting.propose
+    full = CompiledMambaDrafting.propose
 
     def both(self: CompiledMambaDrafting, rows: Rows, budget: Budget) -> DraftTree:
         other = in_tensors(self)
-        tree, right = whole(self, rows, budget), other.propose(rows, budget)
+        tree, right = full(self, rows, budget), other.propose(rows, budget)
         same(tree, right)
         states = [_states(drafting, tree.size.tolist()) for drafting in (self, other)]
         assert len(states[0]) == len(states[1])
@@ -133,22 +122,20 @@ def _states(drafting: Any, sizes: list[int]) -> list[torch.Tensor]:
     """What is remembered of every node that was fed, and of none else."""
     assert drafting.fed is not None
     assert drafting.slab is not None
-    found = []
+    results = []
     for row, (slots, size) in enumerate(zip(drafting.fed, sizes, strict=True)):
         for slot in slots[:size]:
             if slot >= 0:
-                found += [torch.as_tensor(part[:, row, slot]) for part in (drafting.slab.conv, drafting.slab.ssm)]
-    return found
+                results += [torch.as_tensor(part[:, row, slot]) for part in (drafting.slab.conv, drafting.slab.ssm)]
+    return results
 
 
 @pytest.mark.parametrize(("budget", "temperature"), CASES)
 def test_trees_and_states_are_those_of_tensors(budget: str, temperature: float, compared: list[DraftTree]) -> None:
     """In a batch of texts of unequal length; small vocabularies, trimmed ones and large ones."""
     for vocab, drafted in ((97, 0), (97, 50), (6000, 5000)):
-        llm = made(vocab, drafted, WHOLE)
-        llm.generate(
-            PROMPTS, max_new_tokens=14, temperature=temperature, seed=4, batch_size=3, budget=Given(BUDGETS[budget])
-        )
+        llm = made(vocab, drafted, FULL)
+        generate(llm, budget, temperature)
     assert len(compared) >= 10
     assert max(tree.nodes for tree in compared) > 1
 
@@ -156,7 +143,7 @@ def test_trees_and_states_are_those_of_tensors(budget: str, temperature: float, 
 @pytest.mark.parametrize("shape", [(3, 2, 2, 1), (2, 1, 1)])
 def test_static_trees_are_those_of_tensors(shape: tuple[int, ...], compared: list[DraftTree]) -> None:
     """As bandits have them: grown elsewhere, by single steps of the code."""
-    llm = made(97, 50, WHOLE)
+    llm = made(97, 50, FULL)
     llm.generate(
         PROMPTS, max_new_tokens=14, batch_size=3, seed=2, temperature=1.0, budget=Given(Budget(64, 8, shape=shape))
     )
@@ -165,17 +152,17 @@ def test_static_trees_are_those_of_tensors(shape: tuple[int, ...], compared: lis
 
 @pytest.mark.parametrize("size", list(SIZES))
 def test_every_kind_of_network_is_read(size: str, compared: list[DraftTree]) -> None:
-    llm = made(97, 0, WHOLE, **SIZES[size])
+    llm = made(97, 0, FULL, **SIZES[size])
     llm.generate(PROMPTS, max_new_tokens=14, batch_size=3, budget=Given(Budget(16, 4)))
     assert len(compared) > 2
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("waits", [[[5]], [[5, 9, 11]], [[5], [9, 11, 7], [3, 4]]])
-@pytest.mark.parametrize(("dtype", "halves"), [(HALF, False), (WHOLE, False), (WHOLE, True)])
-def test_what_waits_is_read_as_tensors_read_it(waits: list[list[int]], dtype: torch.dtype, halves: bool) -> None:
+@precisions
+def test_pending_tokens_are_read_as_tensors_read_them(waits: list[list[int]], dtype: torch.dtype, halves: bool) -> None:
     """Rows end together, however many tokens they have."""
-    net, near = network(97, dtype), 1e-4 if dtype == WHOLE and not halves else 0.1  # weights of eight bits
+    net, near = network(97, dtype), 1e-4 if dtype == FULL and not halves else 0.1  # weights of eight bits
     drafter = read_by(net, Same(97, 97), compiled(97, dtype, halves), Growth())
     assert isinstance(drafter, CompiledMamba)
     code = drafter.compiled
@@ -191,42 +178,42 @@ def test_what_waits_is_read_as_tensors_read_it(waits: list[list[int]], dtype: to
             torch.testing.assert_close(one, other, rtol=near, atol=near * float(other.abs().max()))
 
 
-def test_a_tree_for_a_while_leaves_the_state_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_temporary_tree_leaves_the_state_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where text is drafted: tokens that are not settled, few and many."""
-    whole, told = CompiledMambaDrafting.propose, list[DraftTree]()
+    full, trees = CompiledMambaDrafting.propose, list[DraftTree]()
 
     def both(self: CompiledMambaDrafting, rows: Rows, budget: Budget) -> DraftTree:
         kept, pending = [part.copy() for part in self.state.arrays], self.pending
         self.pending = [[] for _ in pending]  # all that is settled was read
         for tail in ([7], [7, 8, 9, 10, 11, 12, 13]):
             other, nothing, tails = in_tensors(self), [[] for _ in pending], [[*tail] for _ in pending]
-            found = self.propose_after(nothing, tails, rows, budget)
+            result = self.propose_after(nothing, tails, rows, budget)
             wanted = other.propose_after(nothing, tails, rows, budget)
-            assert np.array_equal(found.tokens, wanted.tokens)
+            assert np.array_equal(result.tokens, wanted.tokens)
             assert all(np.array_equal(*parts) for parts in zip(self.state.arrays, kept, strict=True))
-            told.append(found)
+            trees.append(result)
         self.pending = pending
-        return whole(self, rows, budget)
+        return full(self, rows, budget)
 
     monkeypatch.setattr(CompiledMambaDrafting, "propose", both)
-    made(97, 0, WHOLE).generate(PROMPTS, max_new_tokens=6, batch_size=3, budget=Given(Budget(16, 4)))
-    assert max(tree.nodes for tree in told) > 1
+    made(97, 0, FULL).generate(PROMPTS, max_new_tokens=6, batch_size=3, budget=Given(Budget(16, 4)))
+    assert max(tree.nodes for tree in trees) > 1
 
 
-def test_a_text_for_which_nothing_is_drafted_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_text_without_drafts_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_: Any) -> None:
         raise AssertionError("nobody asked for a draft")
 
     for name in ("read", "grow", "skip"):
         monkeypatch.setattr(Mamba, name, refused)
-    llm, nothing, some = made(97, 0, WHOLE), Given(Budget(1, 0)), Given(Budget(8, 3))
+    llm, nothing, some = made(97, 0, FULL), Given(Budget(1, 0)), Given(Budget(8, 3))
     assert all(o.tokens for o in llm.generate(PROMPTS, max_new_tokens=6, batch_size=3, budget=nothing))
     with pytest.raises(AssertionError, match="nobody asked"):
         llm.generate(PROMPTS, max_new_tokens=6, batch_size=3, budget=some)
 
 
-def test_what_is_too_wide_is_refused() -> None:
-    llm = made(97, 0, WHOLE, Growth(depth=4, top_k=8, width=8))
+def test_a_tree_that_is_too_wide_is_refused() -> None:
+    llm = made(97, 0, FULL, Growth(depth=4, top_k=8, width=8))
     drafter: Any = llm.drafter
     llm.drafter = replace(drafter, batch=16)
     with pytest.raises(outrider.InputError, match="at most 16 are allowed"):
@@ -237,7 +224,7 @@ def test_what_is_too_wide_is_refused() -> None:
 def test_long_texts_are_read_as_tensors_read_them() -> None:
     """Many tokens at once, of rows of unequal length and of one that has none."""
     net = network(97)
-    drafter = read_by(net, Same(97, 97), compiled(97, WHOLE), Growth())
+    drafter = read_by(net, Same(97, 97), compiled(97, FULL), Growth())
     assert isinstance(drafter, CompiledMamba)
     texts, state = [text_of(1, 700), [], text_of(2, 31)], drafter.empty(3)
     drafter.compiled.skip(*state.arrays, texts)
@@ -246,10 +233,10 @@ def test_long_texts_are_read_as_tensors_read_them() -> None:
     torch.testing.assert_close(torch.from_numpy(state.conv[:, :, 0]), right.conv, rtol=1e-4, atol=1e-4)
 
 
-def test_what_the_code_does_not_know_stays_in_tensors() -> None:
+def test_unsupported_networks_stay_in_tensors() -> None:
     for more in ({"use_bias": True}, {"state_size": 12}, {"conv_kernel": 1}):
-        assert read_by(network(97, **more), Same(97, 97), compiled(97, WHOLE), Growth()) is None, more
+        assert read_by(network(97, **more), Same(97, 97), compiled(97, FULL), Growth()) is None, more
 
 
-def test_a_drafter_whose_numbers_are_none_harms_no_text() -> None:
-    harmless_without_numbers(made(97, 0, WHOLE, spoilt=True))
+def test_nan_weights_change_no_text() -> None:
+    harmless_nan(made(97, 0, FULL, spoilt=True))

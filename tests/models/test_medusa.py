@@ -121,7 +121,7 @@ def oracle(shift: int = 0) -> medusa.MedusaNet:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_an_oracle_is_accepted_whole(temperature: float, tmp_path: Path) -> None:
+def test_an_oracle_is_fully_accepted(temperature: float, tmp_path: Path) -> None:
     target, _ = cyclic()
     drafter = saved(tmp_path, oracle(), target, "?tree=chain")
     for row in run(target, drafter, [[3], [1, 5, 2]], 21, temperature, FixedBudget(5, 4)):
@@ -140,7 +140,7 @@ def test_heads_off_by_one_are_never_accepted(shift: int, tmp_path: Path) -> None
 @pytest.mark.parametrize("rule", ["coupled", "rejection"])
 @torch.no_grad()
 def test_proposals_are_the_heads_best(rule: str, tmp_path: Path) -> None:
-    """After a few rounds, each row's tree holds what the stock model's feature at its last token asks for."""
+    """After a few rounds, each row's tree holds what the heads predict from the stock model's last feature."""
     model = build("llama")
     target = load_target(model)
     net = random_net(medusa.MedusaConfig(VOCAB, 32))
@@ -192,11 +192,11 @@ def test_a_mix_keeps_the_features_of_others_nodes(tmp_path: Path) -> None:
 def test_a_small_budget_takes_the_best_nodes(options: str, tmp_path: Path) -> None:
     target = load_target(build("llama"))
     batch = stock(target, saved(tmp_path, random_net(medusa.MedusaConfig(VOCAB, 32)), target, options), PROMPTS)
-    whole = batch.drafting.propose(batch.view(), Budget(400, 4))
+    full = batch.drafting.propose(batch.view(), Budget(400, 4))
     small = batch.drafting.propose(batch.view(), Budget(7, 4))
-    assert whole.values is not None
+    assert full.values is not None
     assert small.values is not None
-    best = -np.sort(-whole.values, -1)[:, :7]
+    best = -np.sort(-full.values, -1)[:, :7]
     assert np.allclose(-np.sort(-small.values, -1), best)
 
 
@@ -210,8 +210,8 @@ def test_a_tuned_tree_is_used_and_cut_to_its_best(tmp_path: Path) -> None:
     native.save(tmp_path / "k", "medusa", net, kept)
     for spec in (f"medusa:{tmp_path}/w?tree={file}", f"medusa:{tmp_path}/k"):
         batch = stock(target, drafters.load(spec, target), PROMPTS)
-        whole, part = (batch.drafting.propose(batch.view(), Budget(n, 4)) for n in (64, 5))
-        assert whole.parents[0].tolist() == [0, 0, 0, 0, 1, 1, 4]
+        full, part = (batch.drafting.propose(batch.view(), Budget(n, 4)) for n in (64, 5))
+        assert full.parents[0].tolist() == [0, 0, 0, 0, 1, 1, 4]
         assert part.parents[0].tolist() == [0, 0, 0, 1, 3]
         assert batch.drafting.propose(batch.view(), Budget(64, 1)).nodes == 4
         shaped = batch.drafting.propose(batch.view(), Budget(64, 4, shape=(2, 1)))

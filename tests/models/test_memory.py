@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForCausalLM
+from small import tiny_llama
+from transformers import Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForCausalLM
 
 from outrider import drafters
 from outrider.backends.torch import load_target
@@ -23,15 +24,6 @@ VOCAB, ROUNDS = 47, 4
 LENGTHS = (50, 400)
 
 
-def llama(layers: int) -> Any:
-    torch.manual_seed(3)
-    config = LlamaConfig(
-        vocab_size=VOCAB, hidden_size=16, intermediate_size=32, num_hidden_layers=layers, num_attention_heads=2,
-        num_key_value_heads=1, max_position_embeddings=512, initializer_range=0.3, eos_token_id=None, bos_token_id=None,
-    )  # fmt: skip
-    return LlamaForCausalLM(config).eval()
-
-
 def mamba(kind: str) -> Any:
     torch.manual_seed(2)
     shared = {"vocab_size": VOCAB, "hidden_size": 16, "num_hidden_layers": 2, "state_size": 4}
@@ -42,14 +34,14 @@ def mamba(kind: str) -> Any:
 
 def draftings(spec: str) -> list[tuple[Drafting, Batch]]:
     """The drafter's state after prompts of LENGTHS and a few rounds of a chain."""
-    target = load_target(llama(1))
+    target = load_target(tiny_llama(VOCAB, 1, torch.float32, max_position_embeddings=512))
     engine = Engine(target, drafters.load(spec, target).uncalibrated, FixedBudget(6, 5), GumbelNoise(VOCAB))
-    found = []
+    results = []
     for length in LENGTHS:
         batch, _ = Batch.start(engine, [Row(Request([1 + i % 40 for i in range(length)], 0, 60), 0)])
         assert batch is not None
-        found.append((batch.drafting, batch))
-    return found
+        results.append((batch.drafting, batch))
+    return results
 
 
 @torch.no_grad()
@@ -72,7 +64,7 @@ def test_a_mamba_remembers_as_much_of_a_long_text(kind: str, tmp_path: Path) -> 
 
 @torch.no_grad()
 def test_a_transformer_remembers_every_token(tmp_path: Path) -> None:
-    llama(2).save_pretrained(tmp_path)
+    tiny_llama(VOCAB, 2, torch.float32, max_position_embeddings=512).save_pretrained(tmp_path)
     sizes = []
     for drafting, _ in draftings(f"model:{tmp_path}?tree=chain"):
         assert isinstance(drafting, ModelDrafting)

@@ -86,7 +86,7 @@ def wrapped(name: str) -> Any:
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """A random model beside every tokenizer, and a Mamba."""
-    place, found = tmp_path_factory.mktemp("models"), {}
+    place, result = tmp_path_factory.mktemp("models"), {}
     for name in (*MADE, "mamba"):
         tokenizer = wrapped("pieces" if name == "mamba" else name)
         torch.manual_seed(5)
@@ -99,8 +99,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
                                                 num_key_value_heads=1, max_position_embeddings=512))  # fmt: skip
         made.save_pretrained(place / name)
         tokenizer.save_pretrained(place / name)
-        found[name] = str(place / name)
-    return found
+        result[name] = str(place / name)
+    return result
 
 
 def spelt(spelling: Spelling, tokens: list[int]) -> bytes:
@@ -108,7 +108,7 @@ def spelt(spelling: Spelling, tokens: list[int]) -> bytes:
 
 
 @pytest.mark.parametrize("name", ["bytes", "pieces"])
-def test_what_is_written_spells_the_text_wherever_it_is_cut(name: str) -> None:
+def test_tokens_spell_the_text_wherever_it_is_cut(name: str) -> None:
     """Also within words, characters and runs of spaces, whatever stands before."""
     spelling = Spelling.of(wrapped(name), name)
     for text in (t.encode() for t in TEXTS):
@@ -127,10 +127,10 @@ def test_at_a_border_the_division_is_the_tokenizers_own(name: str) -> None:
     tokens = tokenizer(text, add_special_tokens=False)["input_ids"]
     assert spelling.write(b"", text.encode()) == tokens
     assert spelling.write(b"", b" " + text.encode())[-3:] == tokens[-3:]
-    whole = spelt(spelling, tokens)
+    full = spelt(spelling, tokens)
     for k in range(1, len(tokens)):
         before = spelt(spelling, tokens[:k])
-        assert spelling.write(before, whole[len(before) :]) == tokens[k:]
+        assert spelling.write(before, full[len(before) :]) == tokens[k:]
 
 
 def test_a_vocabulary_that_lacks_characters_writes_the_others() -> None:
@@ -138,7 +138,7 @@ def test_a_vocabulary_that_lacks_characters_writes_the_others() -> None:
     assert spelt(spelling, spelling.write(b"", "na\u00efve \u6771 town".encode())).strip() == b"nave  town"
 
 
-def test_special_tokens_spell_nothing_and_are_found_by_name_or_use() -> None:
+def test_special_tokens_spell_nothing_and_match_by_name_or_use() -> None:
     here, there = (Spelling.of(wrapped(n), n) for n in ("bytes", "pieces"))
     end = here.special["<end>"]
     assert here.bytes_of(end) is None
@@ -221,8 +221,8 @@ def test_no_draft_changes_a_text(
 ) -> None:
     """Random models write any bytes: half characters, special tokens, and text that is divided otherwise.
 
-    Under `rejection` at T > 0 a text depends on more than its seed; there it must run, and its law is that of any
-    deterministic or static tree.
+    Under `rejection` at T > 0 a text depends on more than its seed; there it must run, and its distribution is
+    that of any deterministic or static tree.
     """
     kind = "mamba" if pair[1] == "mamba" else "model"
     llm = outrider.load(folders[pair[0]], f"{kind}:{folders[pair[1]]}?vocab={way}&top_k=3", dtype="float64")
@@ -259,11 +259,11 @@ def test_beyond_its_context_a_draft_model_loses_nothing(kind: str, way: str, fol
     wrapped("bytes").save_pretrained(tmp_path)
     llm = outrider.load(folders["bytes"], f"model:{tmp_path}?vocab={way}", dtype="float64")
     plain = outrider.load(folders["bytes"], "none", dtype="float64")
-    asked: dict[str, Any] = {"max_new_tokens": 40, "seed": 1, "temperature": 1.0, "ignore_eos": True}
+    options: dict[str, Any] = {"max_new_tokens": 40, "seed": 1, "temperature": 1.0, "ignore_eos": True}
     prompts = [[5, 6, 7], [8] * 60]
-    found = llm.generate(prompts, budget=FixedBudget(4, 3), batch_size=2, **asked)
-    assert [o.tokens for o in found] == [o.tokens for o in plain.generate(prompts, **asked)]
-    assert all(o.usage.drafted > o.usage.rounds for o in found)
+    results = llm.generate(prompts, budget=FixedBudget(4, 3), batch_size=2, **options)
+    assert [o.tokens for o in results] == [o.tokens for o in plain.generate(prompts, **options)]
+    assert all(o.usage.drafted > o.usage.rounds for o in results)
 
 
 def test_however_short_the_prompt_the_text_is_read_once() -> None:
@@ -278,8 +278,8 @@ def test_however_short_the_prompt_the_text_is_read_once() -> None:
         assert read >= 1
 
 
-def test_shared_laws_are_proper(folders: Any) -> None:
-    """Sampled trees keep the drafter's own law over the tokens that both have, as laws of the target's vocabulary."""
+def test_shared_distributions_sum_to_one(folders: Any) -> None:
+    """Sampled trees keep the drafter's distribution over the shared tokens, as q over the target's vocabulary."""
     llm = outrider.load(
         folders["bytes"], f"model:{folders['pieces']}?vocab=shared&tree=static&shape=2,2", dtype="float64"
     )
@@ -303,9 +303,9 @@ def test_shared_laws_are_proper(folders: Any) -> None:
     for text, tree in seen:
         with torch.no_grad():
             logits = drafter.model.model(torch.tensor([words.read(text)])).logits[0, -1]
-        law = np.zeros(llm.target.vocab)
-        law[words.names] = logits[words.columns].softmax(-1).numpy()
-        assert np.allclose(tree.q[0, 0], law, atol=1e-9)
+        distribution = np.zeros(llm.target.vocab)
+        distribution[words.names] = logits[words.columns].softmax(-1).numpy()
+        assert np.allclose(tree.q[0, 0], distribution, atol=1e-9)
         assert np.allclose(tree.q[0].sum(-1), 1)
 
 
@@ -335,14 +335,14 @@ TINY = [("stories260K", "tinystories-656k"), ("tinystories-656k", "stories260K")
 
 
 @pytest.mark.parametrize("pair", TINY)
-def test_pretrained_models_that_nobody_made_for_each_other(shared: Path, pair: tuple[str, str]) -> None:
+def test_pretrained_models_of_unrelated_tokenizers(shared: Path, pair: tuple[str, str]) -> None:
     """Trained elsewhere, each with a tokenizer of its own: drafts are accepted now and then, and nothing is lost."""
     theirs, mine = (str(shared / "models" / name) for name in pair)
     llm = outrider.load(theirs, f"model:{mine}?vocab=text", dtype="float32")
     plain = outrider.load(theirs, "none", dtype="float32")
     prompts = ["Once upon a time, there was a little girl named Lily. She", "One day, Tom and his dog"]
     for temperature in (0.0, 1.0):
-        asked: dict[str, Any] = {"max_new_tokens": 40, "seed": 2, "temperature": temperature, "ignore_eos": True}
-        found = llm.generate(prompts, budget=FixedBudget(8, 4), **asked)
-        assert [o.tokens for o in found] == [o.tokens for o in plain.generate(prompts, **asked)]
-        assert sum(o.usage.accepted for o in found) > 1
+        options: dict[str, Any] = {"max_new_tokens": 40, "seed": 2, "temperature": temperature, "ignore_eos": True}
+        results = llm.generate(prompts, budget=FixedBudget(8, 4), **options)
+        assert [o.tokens for o in results] == [o.tokens for o in plain.generate(prompts, **options)]
+        assert sum(o.usage.accepted for o in results) > 1

@@ -1,4 +1,4 @@
-"""A drafter that was trained beside other weights than those it drafts for: it works, and its user is told."""
+"""A drafter that was trained beside other weights than those it drafts for: it works, with a warning."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def loaded(dtype: torch.dtype = torch.bfloat16, change: float = 0.0) -> HFTarget
     model = build("llama", torch.bfloat16)
     with torch.no_grad():
         model.model.layers[0].mlp.up_proj.weight.add_(change)
-    found = load_target(model.to(dtype))
-    assert isinstance(found, HFTarget)
-    return found
+    result = load_target(model.to(dtype))
+    assert isinstance(result, HFTarget)
+    return result
 
 
 def trained(target: HFTarget, folder: Path, method: str = "eagle") -> str:
@@ -62,7 +62,9 @@ def texts(target: HFTarget, spec: str) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("method", ["eagle", "medusa", "hydra"])
-def test_other_weights_are_told_and_drafted_for(method: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_other_weights_are_reported_and_drafted_for(
+    method: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     spec = trained(loaded(torch.float32), tmp_path / "d", method)
     assert not said(spec, loaded(torch.float32), caplog)
     other = loaded(torch.float32, 0.25)
@@ -85,7 +87,7 @@ def test_another_precision_is_not_another_model(dtype: torch.dtype) -> None:
     assert loaded(dtype).mark == loaded().mark != loaded(change=0.25).mark
 
 
-def test_float16_cannot_tell() -> None:
+def test_float16_weights_are_not_compared() -> None:
     assert not loaded(torch.float16).mark
 
 
@@ -100,7 +102,7 @@ def test_however_it_is_loaded_it_is_one_model(family: str, dtype: str, tmp_path:
     assert choose.readable(find(str(tmp_path / "m")), "cpu") is None or load(tmp_path / "m", dtype).mark == stock.mark
 
 
-def test_what_says_nothing_of_its_target_is_taken_as_it_is(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_folder_without_a_mark_is_accepted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     spec = trained(loaded(torch.float32), tmp_path / "d")
     file = tmp_path / "d" / "config.json"
     config = json.loads(file.read_text())
@@ -121,7 +123,7 @@ def test_heads_of_a_target_that_learns_too_have_no_mark(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["demo/eagle", "demo/hass", "demo/medusa", "demo/hydra", "demo/eagle3", "demo/block"])
-def test_what_ships_for_the_demo_says_so(name: str) -> None:
+def test_drafters_for_the_demo_are_marked(name: str) -> None:
     demo = load_target("demo")
     assert isinstance(demo, HFTarget)
     assert native.read(folder_of(name)).mark == demo.mark

@@ -38,7 +38,7 @@ def network(seed: int = 70, **changes: Any) -> Any:
 
 
 def memoryless() -> tuple[Oracle, Any]:
-    """A target of one law and one feature, and the network whose masks say the same as its pairs: what is drafted can
+    """A target of one distribution and one feature, and the network whose masks equal its pairs: what is drafted can
     only be refused if noise, positions or q are wrong."""
     net, vector = network(), oracle.random(HIDDEN, seed=5)
 
@@ -74,7 +74,7 @@ def test_one_pass_a_round() -> None:
     drafter, calls = eagle3.drafter(network(), target, TREES["dynamic"]), []
     drafter.net.register_forward_hook(lambda module, given, out: calls.append(out.shape[1]))
     rows = heads.run(target, drafter, PROMPTS[:1], 31, 1.0, FixedBudget(14, 4))
-    assert len(calls) == rows[0].usage.rounds - 1 > 6, "the last round has room for the target's token alone"
+    assert len(calls) == rows[0].usage.rounds - 1 > 6, "only the target's token fits into the last round"
     assert calls[0] == len(PROMPTS[0]) + 3, "the prompt's pairs, and three masks behind the last"
 
 
@@ -82,23 +82,23 @@ def test_one_pass_a_round() -> None:
 def test_when_pairs_are_read_does_not_matter(temperature: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """At once or with the draft: the same trees, in ragged rows too."""
     target, _ = oracle.of_eagle3()
-    drafter, found = eagle3.drafter(network(), target, Growth(top_k=3)), []
+    drafter, results = eagle3.drafter(network(), target, Growth(top_k=3)), []
     for flush in (128, 1, 5):
         monkeypatch.setattr(_compiled, "MOST", flush)
         batch, trees = heads.stock(target, drafter, PROMPTS, temperature=temperature), []
         propose = batch.drafting.propose
 
-        def told(*given: Any, propose: Any = propose, trees: list[Any] = trees) -> Any:
+        def recorded(*given: Any, propose: Any = propose, trees: list[Any] = trees) -> Any:
             made = propose(*given)
             trees.append((made.tokens.tolist(), made.parents.tolist()))
             return made
 
-        batch.drafting.propose = told  # type: ignore[method-assign]
+        batch.drafting.propose = recorded  # type: ignore[method-assign]
         with torch.no_grad():
             for _ in range(5):
                 batch.round()
-        found.append(trees)
-    assert found[0] == found[1] == found[2]
+        results.append(trees)
+    assert results[0] == results[1] == results[2]
 
 
 def test_folders_and_refusals(tmp_path: Any) -> None:

@@ -55,8 +55,8 @@ def plain(model: Any, prompt: list[int]) -> tuple[list[int], torch.Tensor]:
 @torch.no_grad()
 def noise_of(model: Any, prompt: list[int], tokens: list[int], seen: torch.Tensor) -> float:
     """The largest difference of any logit between one-token passes and one pass over the same text."""
-    whole = model(torch.tensor([prompt + tokens])).logits[0].float()
-    return float((whole[len(prompt) - 1 : -1] - seen).abs().max())
+    full = model(torch.tensor([prompt + tokens])).logits[0].float()
+    return float((full[len(prompt) - 1 : -1] - seen).abs().max())
 
 
 def compare(target: Any, drafter: str) -> tuple[list[Parting], float]:

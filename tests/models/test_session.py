@@ -47,8 +47,8 @@ def test_chunks_of_a_prompt(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A prompt read 8 tokens at a time is a prompt read at once, is the stock model's; rows end in different chunks."""
     model = build(name)
     target = load_target(model)
-    whole, pieces = target.open(48), target.open(48)
-    (at_once,) = whole.prefill(LONG)
+    full, pieces = target.open(48), target.open(48)
+    (at_once,) = full.prefill(LONG)
     monkeypatch.setattr(hf, "CHUNK", WINDOW)
     chunks = list(pieces.prefill(LONG))
     assert [c.last for c in chunks] == [
@@ -63,7 +63,7 @@ def test_chunks_of_a_prompt(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         assert close(tensor(at_once.output.logits)[b, 0], right, 1e-5)
         assert close(tensor(ending.output.logits)[b, 0], right, 1e-5)
     tree = chain([[4, 5]] * len(LONG))
-    assert close(read(whole, tree), read(pieces, tree), 1e-5)
+    assert close(read(full, tree), read(pieces, tree), 1e-5)
 
 
 @torch.no_grad()

@@ -19,7 +19,7 @@ SPECS = {"medusa:demo": 1.5, "hydra:demo": 1.7, "eagle:demo": 2.0, "eagle:demo/h
          "block:demo": 1.5, "mamba:demo": 1.7, "model:demo/llama": 1.5}  # fmt: skip
 
 
-LAWS = {t: {"temperature": t, "max_new_tokens": 24, "seed": 3} for t in (0.0, 1.0)}
+OPTIONS = {t: {"temperature": t, "max_new_tokens": 24, "seed": 3} for t in (0.0, 1.0)}
 
 
 @pytest.fixture(scope="module")
@@ -38,14 +38,14 @@ def prompts(models: Models) -> list[list[int]]:
 @pytest.fixture(scope="module")
 def plain(models: Models, prompts: list[list[int]]) -> dict[float, list[list[int]]]:
     """What the target writes alone, by temperature."""
-    return {t: [text.tokens for text in models.llm().generate(prompts, **law)] for t, law in LAWS.items()}
+    return {t: [text.tokens for text in models.llm().generate(prompts, **options)] for t, options in OPTIONS.items()}
 
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_drafts_for_the_demo_target(models: Models, prompts: list[list[int]], plain: Any, spec: str) -> None:
     llm = models.with_drafter("plain", spec)
-    for temperature, law in LAWS.items():
-        texts = llm.generate(prompts, budget=FixedBudget(16, 5), **law)
+    for temperature, options in OPTIONS.items():
+        texts = llm.generate(prompts, budget=FixedBudget(16, 5), **options)
         assert [t.tokens for t in texts] == plain[temperature]
         tau = sum(t.usage.new_tokens - 1 for t in texts) / sum(t.usage.rounds for t in texts)
         assert tau > SPECS[spec], f"T = {temperature}"

@@ -69,10 +69,10 @@ def test_what_ships_is_for_the_weights_of_the_package(models: Models, name: str)
 @pytest.mark.parametrize("spec", SPECS)
 def test_drafts_change_nothing(models: Models, spec: str, temperature: float) -> None:
     drafting, plain = models.with_drafter("plain", spec), models.llm()
-    law = {"max_new_tokens": 32, "seed": 3, "temperature": temperature, "stop": ", 9"}
-    texts = drafting.generate([PIRATE, COUNT], budget="16x5", **law)
+    options = {"max_new_tokens": 32, "seed": 3, "temperature": temperature, "stop": ", 9"}
+    texts = drafting.generate([PIRATE, COUNT], budget="16x5", **options)
     assert [(t.text, t.tokens, t.finish_reason) for t in texts] == [
-        (t.text, t.tokens, t.finish_reason) for t in plain.generate([PIRATE, COUNT], **law)
+        (t.text, t.tokens, t.finish_reason) for t in plain.generate([PIRATE, COUNT], **options)
     ]
     if temperature == 0:
         assert texts[1].finish_reason == "stop"
@@ -84,12 +84,12 @@ def test_up_to_the_end_of_the_context(models: Models) -> None:
     context = plain.target.context
     assert context == 8192
     ids = plain.encode("The old bridge was built of stone. In the spring the river rises. " * 700)
-    law = {"max_new_tokens": 100, "seed": 3, "temperature": 1.0, "ignore_eos": True}
-    (own,), (drafted,) = (llm.generate([ids[: context - 20]], **law) for llm in (plain, drafting))
+    options = {"max_new_tokens": 100, "seed": 3, "temperature": 1.0, "ignore_eos": True}
+    (own,), (drafted,) = (llm.generate([ids[: context - 20]], **options) for llm in (plain, drafting))
     assert len(own.tokens) in (20, 21)
     assert own.tokens == drafted.tokens
     with pytest.raises(InputError, match="has 8192 tokens and the model's context is 8192; shorten"):
-        drafting.generate([ids[:context]], **law)
+        drafting.generate([ids[:context]], **options)
 
 
 @pytest.mark.parametrize("name", ["hass", "medusa"])
@@ -112,13 +112,13 @@ def test_inside_transformers() -> None:
     tokenizer = AutoTokenizer.from_pretrained(where, padding_side="left")
     model = AutoModelForCausalLM.from_pretrained(where, dtype="float32")
     inputs = tokenizer(["The sea was", "1, 2, 3, 4, 1, 2, 3, 4, 1, 2,"], return_tensors="pt", padding=True)
-    law = {"max_new_tokens": 16, "do_sample": False, "repetition_penalty": 1.1}
-    ours = model.generate(**inputs, **law, custom_generate=outrider.custom_generate, drafter="smollm2/eagle3")
-    assert ours.tolist() == model.generate(**inputs, **law).tolist()
+    options = {"max_new_tokens": 16, "do_sample": False, "repetition_penalty": 1.1}
+    ours = model.generate(**inputs, **options, custom_generate=outrider.custom_generate, drafter="smollm2/eagle3")
+    assert ours.tolist() == model.generate(**inputs, **options).tolist()
 
 
 def test_a_mamba_with_another_tokenizer_inside_vllm(models: Models) -> None:
-    """Also where vLLM is told to go without the target's, as `outrider parity` does."""
+    """Also where vLLM runs without the target's, as `outrider parity` does."""
     plain = models.llm()
     prompt = plain.encode(COUNT)
     (text,) = plain.generate([prompt], max_new_tokens=24, ignore_eos=True)

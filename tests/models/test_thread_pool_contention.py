@@ -41,7 +41,7 @@ def passes(code: Library, allowed: int, threads: int, took: float, late: float, 
     return int(code.usable_threads(allowed))
 
 
-def test_a_thread_that_costs_more_than_it_brings_is_left_out_for_a_while() -> None:
+def test_a_thread_that_slows_a_pass_is_dropped_for_a_while() -> None:
     def check(code: Library) -> None:
         assert passes(code, 2, 2, 5, 0, 100) == 2
         assert passes(code, 2, 2, 60, 29) == 2  # half of the work in 31: alone it would take 62
@@ -56,7 +56,7 @@ def test_a_thread_that_costs_more_than_it_brings_is_left_out_for_a_while() -> No
     afresh(check)
 
 
-def test_one_late_thread_keeps_all_others_waiting() -> None:
+def test_one_late_thread_delays_all_others() -> None:
     def check(code: Library) -> None:
         assert passes(code, 8, 8, 60, 7 * 7) == 8  # 7 of 60 lost, as seven threads say; an eighth of the work takes 53
         assert passes(code, 8, 8, 60, 7 * 8) == 7  # 8 lost, more than 52 / 7

@@ -37,9 +37,9 @@ WAYS: dict[str, tuple[str, dict[str, Any]]] = {
 
 @pytest.fixture(scope="module")
 def target() -> HFTarget:
-    found = load_target(build("llama", torch.float64))
-    assert isinstance(found, HFTarget)
-    return found
+    result = load_target(build("llama", torch.float64))
+    assert isinstance(result, HFTarget)
+    return result
 
 
 def documents(tokens: int) -> list[Document]:
@@ -99,17 +99,17 @@ def test_texts_are_the_targets_and_drafts_keep_to_their_vocabulary(target: HFTar
 
 
 @pytest.mark.parametrize("way", ["eagle", "medusa", "medusa, shared head", "hydra"])
-def test_its_guesses_are_the_whole_vocabularys_within_it(target: HFTarget, way: str, tmp_path: Path) -> None:
+def test_its_drafts_are_the_best_within_its_vocabulary(target: HFTarget, way: str, tmp_path: Path) -> None:
     """The same weights with all tokens: what remains of their ranking when the others are struck out."""
     trimmed = objective(target, way)
-    whole = objective(target, way, few=0)
+    full = objective(target, way, few=0)
     ids, state = trimmed.net.ids(), trimmed.net.state_dict()
-    for name, tensor in whole.net.state_dict().items():
+    for name, tensor in full.net.state_dict().items():
         tensor.copy_(state[name]) if tensor.shape == state[name].shape else tensor[ids].copy_(state[name])
         if tensor.shape != state[name].shape:
             tensor[ids] = state[name]
     few = candidates(target, loaded(target, trimmed, tmp_path / "few"), 4)
-    all_ = candidates(target, loaded(target, whole, tmp_path / "all"), VOCAB)
+    all_ = candidates(target, loaded(target, full, tmp_path / "all"), VOCAB)
     kept = [[t for t in depth if t < FEW][:4] for depth in all_]
     assert few == kept
 
@@ -128,7 +128,7 @@ def candidates(target: HFTarget, drafter: Any, k: int) -> list[list[int]]:
             propose = made.propose
 
             def watched(rows: Rows, budget: Budget) -> Any:
-                seen.setdefault("found", made.candidates(rows, truth, k)[0].tolist())
+                seen.setdefault("candidates", made.candidates(rows, truth, k)[0].tolist())
                 return propose(rows, budget)
 
             made.propose = watched
@@ -137,8 +137,8 @@ def candidates(target: HFTarget, drafter: Any, k: int) -> list[list[int]]:
     engine = Engine(target, Open(), FixedBudget(6, 3), GumbelNoise(VOCAB))  # type: ignore[arg-type]
     for _ in generate(engine, [Request(prompt, 0, 8)]):
         pass
-    found: list[list[int]] = seen["found"]
-    return found
+    results: list[list[int]] = seen["candidates"]
+    return results
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -164,7 +164,7 @@ def test_the_vocabulary_is_what_is_learned_most(target: HFTarget) -> None:
     assert made.net.ids().tolist() == [3, 5, 7], "3 and 5 are learned; 7 is read most often of the rest"  # type: ignore[attr-defined]
 
 
-def test_what_is_wrong_is_refused(target: HFTarget, tmp_path: Path) -> None:
+def test_a_wrong_draft_vocabulary_is_refused(target: HFTarget, tmp_path: Path) -> None:
     for size in (-2, VOCAB + 1):
         with pytest.raises(InputError, match="draft_vocab is 0"):
             objectives.build("eagle", target, documents(FEW), {"draft_vocab": size})
@@ -177,6 +177,6 @@ def test_what_is_wrong_is_refused(target: HFTarget, tmp_path: Path) -> None:
 
 def test_layouts_without_a_draft_vocabulary_refuse_it(target: HFTarget, tmp_path: Path) -> None:
     objective(target, "medusa").save(tmp_path / "d")
-    found = native.read(tmp_path / "d")
+    result = native.read(tmp_path / "d")
     with pytest.raises(InputError, match="draft vocabulary"):
-        write(found, "vllm", Facts.of(target), tmp_path / "out")
+        write(result, "vllm", Facts.of(target), tmp_path / "out")

@@ -122,7 +122,7 @@ def test_chains_are_those_of_our_own_engine(specs: list[str], target: Any, model
         expected = dict(chains)
         assert len(play.drafts) > 5
         for _, length, chain in play.drafts:
-            if len(prompt) + NEW - length > TOKENS:  # at its end our engine drafts no more than there is room for
+            if len(prompt) + NEW - length > TOKENS:  # at its end our engine drafts no more than fits
                 assert chain == expected[length]
         accepted, drafted = accepted + play.accepted, drafted + sum(len(c) for _, _, c in play.drafts)
     assert drafted > 20 or specs == ["none"]
@@ -133,7 +133,7 @@ def test_chains_are_those_of_our_own_engine(specs: list[str], target: Any, model
 def test_rows_that_come_go_and_change_places(
     specs: list[str], target: Any, models: dict[str, str], stories: list[list[int]]
 ) -> None:
-    """Two stories are equal, so that rows cannot be told apart by their texts, and need not be."""
+    """Two stories are equal, so that rows cannot be distinguished by their texts, and need not be."""
     pinned = [s + ("&" if "?" in s else "?") + "scale=1" if ":" in s else s for s in named(specs, models)]
     play = Scheduler(Proposer(config(target, pinned, TOKENS)), [*stories, stories[0]])
     play.come(0, len(TEXTS[0]))
@@ -170,7 +170,7 @@ def test_rows_that_come_go_and_change_places(
             assert alone.drafts == [(story, length, chain)]
 
 
-def test_steps_that_were_not_told(target: Any) -> None:
+def test_skipped_steps_are_caught_up(target: Any) -> None:
     """Near the end of its context vLLM skips the proposer; chains may also be cut on their way, or not be used."""
     story = [1, 2, 3, 4, 5] * 12
     play = Scheduler(Proposer(config(target, "lookup", TOKENS)), [story])

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from compiled_code import needs_code
 
 from outrider.backends.native import abi, abi_source, workspace
 from outrider.backends.native.abi import ffi, struct
@@ -17,7 +18,7 @@ from outrider.backends.native.variants import SOURCES
 from outrider.backends.native.workspace import Workspace
 
 CODE = library("float32", "float32")
-pytestmark = pytest.mark.skipif(CODE is None, reason="there is no compiled pass on this machine")
+pytestmark = needs_code
 BUILDS = [
     [], ["-DBF16_WEIGHTS"], ["-DBF16_WEIGHTS", "-DF32_STATE"], ["-march=x86-64-v3", "-DBF16_WEIGHTS"],
     ["-march=sapphirerapids", "-DBF16_WEIGHTS", "-DAMX"],
@@ -70,7 +71,7 @@ WARNINGS = "-Wall", "-Wextra", "-Wvla", "-Werror"
 
 @pytest.mark.parametrize("build", BUILDS)
 def test_the_code_compiles_without_warnings(build: list[str]) -> None:
-    """Nor are there arrays whose size only the request tells: what a call works in is allocated before it."""
+    """Nor are there variable-length arrays: a call's workspace is allocated before it."""
     flags = [flag for flag in FLAGS if flag != "-shared"]
     subprocess.run(["gcc", *flags, *build, *WARNINGS, "-fsyntax-only", str(SOURCES / "pass.c")], check=True)
 
@@ -95,23 +96,23 @@ def test_every_header_can_be_included_alone(tmp_path: Path) -> None:
 def test_intrinsics_stand_in_one_folder() -> None:
     for source in SOURCES.rglob("*.[ch]"):
         if source.parent.name != "simd":
-            found = re.search(r"\b_(mm|tile)\d*_\w+|immintrin|__m\d+", source.read_text(encoding="utf-8"))
-            assert found is None, f"{source.name}: {found}"
+            result = re.search(r"\b_(mm|tile)\d*_\w+|immintrin|__m\d+", source.read_text(encoding="utf-8"))
+            assert result is None, f"{source.name}: {result}"
 
 
 def test_parts_of_a_sanitized_workspace_are_allocations_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each exactly as large as requested; in the fast build they lie side by side."""
     for apart in (False, True):
         monkeypatch.setattr(workspace, "APART", apart)
-        room = Workspace(CODE, struct("Model", hidden=32))
-        parts = room.split("x", np.float32, a=3, b=5)
+        made = Workspace(CODE, struct("Model", hidden=32))
+        parts = made.split("x", np.float32, a=3, b=5)
         at = {name: int(ffi.cast("intptr_t", part)) for name, part in parts.items()}
         assert (at["b"] == at["a"] + 12) is not apart
-        room.of("y", 8)
-        assert len(room.of("y", 4)) == (4 if apart else 8)
+        made.of("y", 8)
+        assert len(made.of("y", 4)) == (4 if apart else 8)
 
 
-def test_a_sanitizer_is_asked_for_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sanitizer_is_chosen_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     for kind in ("", "address", "tiles", "thread"):
         monkeypatch.setenv(SANITIZE, kind)
         assert sanitizer() == kind

@@ -1,4 +1,4 @@
-"""Weights in blocks: read as they lie, with the bits of the numbers that they are; and in twelve bits."""
+"""Block-quantised weights: read in place, equal to their dequantised values bit for bit; and in twelve bits."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_every_exponent_of_mxfp4(lanes: int) -> None:
 
 @torch.no_grad()
 def test_a_pass_reads_twelve_bits_and_has_the_same_bits(tmp_path: Path, lanes: int) -> None:
-    """Where the code has eight lanes, of any bfloat16 weights, also where numbers are far from the others."""
+    """Where the code has eight lanes, of any bfloat16 weights, also with outliers."""
     if lanes != 8:
         pytest.skip("twelve bits are read in eight lanes")
     one = copy.deepcopy(model()).bfloat16()
@@ -153,7 +153,7 @@ MUTANTS = {
 
 
 @pytest.mark.parametrize("mutant", [*MUTANTS[8], "none"])
-def test_code_that_reads_other_numbers_is_not_used(
+def test_code_that_dequantises_otherwise_is_not_used(
     mutant: str, tmp_path: Path, wide: Any, monkeypatch: pytest.MonkeyPatch, lanes: int
 ) -> None:
     names = [*MUTANTS[lanes]]

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from compiled_code import needs_code
 from quantised_blocks import random_blocks
 
 import outrider
@@ -17,7 +18,7 @@ from outrider.backends.native.weights import Table, rounded
 from outrider.names import installed
 
 CODE = library("float32", "float32")
-pytestmark = pytest.mark.skipif(CODE is None, reason="there is no compiled pass on this machine")
+pytestmark = needs_code
 WIDTH, TOKENS = 256, 7
 READ = (
     "F32",
@@ -52,17 +53,17 @@ def table_of(name: str, halves: bool, scale: float = 0.0) -> Table:
 
 @pytest.mark.parametrize("halves", [False, True])
 @pytest.mark.parametrize("name", READ)
-def test_a_drafter_reads_the_numbers_of_every_kind(name: str, halves: bool) -> None:
+def test_a_drafter_reads_embeddings_of_every_format(name: str, halves: bool) -> None:
     dice, table = np.random.default_rng(0), table_of(name, halves, 1.5 if name in ("F32", "Q6_K") else 0.0)
     block, head = (dice.standard_normal(shape).astype(np.float32) for shape in ((2 * WIDTH, 2 * WIDTH), (19, WIDTH)))
     heads = [HydraHead(block, np.zeros(2 * WIDTH, np.float32), head, np.zeros(19, np.float32))]
     copy = Table.of(table.rows(np.arange(TOKENS)), CODE)
     tokens = np.arange(TOKENS)[:, None]
     given = dice.standard_normal((TOKENS, WIDTH)).astype(np.float32), tokens, np.zeros_like(tokens), 0, 0
-    found, right = (drafter.step(*given) for drafter in _drafters(heads, table, copy))
-    assert np.array_equal(found, right)
-    assert np.isfinite(found).all()
-    assert len(np.unique(found[:, 0, 0])) == TOKENS
+    result, right = (drafter.step(*given) for drafter in _drafters(heads, table, copy))
+    assert np.array_equal(result, right)
+    assert np.isfinite(result).all()
+    assert len(np.unique(result[:, 0, 0])) == TOKENS
 
 
 def _drafters(heads: list[HydraHead], *tables: Table) -> list[Any]:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from compiled_code import needs_code
 
 import outrider
 from outrider.backends.native.library import library, sanitizer
@@ -23,7 +24,7 @@ from outrider.params import LARGEST, SMALLEST
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.trained,
-    pytest.mark.skipif(library("float32", "float32") is None, reason="there is no compiled pass on this machine"),
+    needs_code,
 ]
 
 DEMO = (
@@ -32,7 +33,7 @@ DEMO = (
 )  # fmt: skip
 SMOLLM2 = "smollm2/eagle3", "smollm2/hass", "smollm2/medusa", "suffix + smollm2/eagle3"
 PROMPTS = ["Once upon a time", "The old bridge was built of stone. " * 6, "a"]
-TOKENS, LAWS, BUDGETS = (10, 2, 1) if sanitizer() else (24, 8, 2)  # sanitized passes take twenty times as long
+TOKENS, SAMPLINGS, BUDGETS = (10, 2, 1) if sanitizer() else (24, 8, 2)  # sanitized passes take twenty times as long
 
 
 @pytest.fixture(autouse=True)
@@ -43,7 +44,7 @@ def two_threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def laws(seed: int, count: int) -> list[dict[str, Any]]:
+def samplings(seed: int, count: int) -> list[dict[str, Any]]:
     """Greedy, and random mixtures of parameters, some of them at the ends of their ranges."""
     dice, made = random.Random(seed), [dict[str, Any]()]
     kinds: dict[str, tuple[Any, ...]] = {
@@ -53,8 +54,8 @@ def laws(seed: int, count: int) -> list[dict[str, Any]]:
         "frequency_penalty": (-0.5, 0.7, LARGEST, -LARGEST), "logit_bias": ({0: 5.0, 17: -LARGEST}, {3: LARGEST}),
     }  # fmt: skip
     for _ in range(count - 1):
-        law = {"temperature": 1.0, **{name: dice.choice(kinds[name]) for name in dice.sample(list(kinds), 3)}}
-        made.append(law)
+        options = {"temperature": 1.0, **{name: dice.choice(kinds[name]) for name in dice.sample(list(kinds), 3)}}
+        made.append(options)
     return made
 
 
@@ -65,16 +66,20 @@ def plain(model: str, options: tuple[tuple[str, str], ...], code: object) -> out
 
 
 def same_as_plain(model: str, drafter: str, budgets: tuple[str, ...], count: int, **more: str) -> None:
-    """Texts of one row and of three, for each law and budget."""
+    """Texts of one row and of three, for each sampling and budget."""
     budgets = budgets[:BUDGETS]
     drafted = [outrider.load(model, drafter, budget=budget, **more) for budget in budgets]
     alone = plain(model, tuple(more.items()), library("bfloat16", "bfloat16"))
-    for seed, law in enumerate(laws(len(drafter), min(count, LAWS))):
+    for seed, settings in enumerate(samplings(len(drafter), min(count, SAMPLINGS))):
         for prompts in (PROMPTS, PROMPTS[:1]):
-            asked = {"seed": seed, "max_new_tokens": TOKENS, **law}
-            wanted = [output.tokens for output in alone.generate(prompts, **asked)]
+            options = {"seed": seed, "max_new_tokens": TOKENS, **settings}
+            wanted = [output.tokens for output in alone.generate(prompts, **options)]
             for llm, budget in zip(drafted, budgets, strict=True):
-                assert [output.tokens for output in llm.generate(prompts, **asked)] == wanted, (drafter, budget, law)
+                assert [output.tokens for output in llm.generate(prompts, **options)] == wanted, (
+                    drafter,
+                    budget,
+                    settings,
+                )
 
 
 @pytest.mark.parametrize("drafter", DEMO)
@@ -108,17 +113,17 @@ def test_blocks_of_four_and_twelve_bits_in_eight_lanes() -> None:
 
 def test_two_callers_at_once() -> None:
     """Each with a model of its own, over the same compiled code."""
-    found: dict[int, list[list[int]]] = {}
+    results: dict[int, list[list[int]]] = {}
 
     def run(i: int) -> None:
         torch.set_num_threads(2)
         llm = outrider.load("demo", ("eagle3:demo", "suffix")[i], budget="16x6")
         outputs = llm.generate(PROMPTS, seed=1, temperature=1.0, max_new_tokens=TOKENS)
-        found[i] = [output.tokens for output in outputs]
+        results[i] = [output.tokens for output in outputs]
 
     threads = [threading.Thread(target=run, args=(i,)) for i in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert found[0] == found[1]
+    assert results[0] == results[1]

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import torch
 from bits import text_of, trees_differ
+from compiled_code import needs_code
 from gguf_files import write
 from safetensors.torch import save_file
 from small import build
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 from wrong_code import mutated
 
-from outrider.backends.native import library as native
 from outrider.backends.native.target import load
 from outrider.backends.torch import gguf
 from outrider.backends.torch.mark import mark_of
@@ -25,10 +25,7 @@ from outrider.backends.torch.module import ModuleTarget
 from outrider.core.protocols import Target
 from outrider.params import InputError
 
-pytestmark = pytest.mark.skipif(
-    native.library("float32", "float32") is None,
-    reason="native passes need AVX2 or NEON, and a compiler",
-)
+pytestmark = needs_code
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 32, "max_position_embeddings": 2048}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral": ("mixtral", {"num_local_experts": 5, "sliding_window": 70}),
@@ -70,10 +67,10 @@ def made(case: str, dtype: torch.dtype, **more: Any) -> Any:
 
 def after(target: Target, texts: list[list[int]]) -> list[np.ndarray]:
     """Logits after each of these texts, which are read together."""
-    found = {}
+    results = {}
     for chunk in target.open(64).prefill(texts):
-        found |= {b: chunk.output.logits[b, 0] for b, last in enumerate(chunk.last) if last}
-    return [found[b] for b in range(len(texts))]
+        results |= {b: chunk.output.logits[b, 0] for b, last in enumerate(chunk.last) if last}
+    return [results[b] for b in range(len(texts))]
 
 
 @torch.no_grad()
@@ -198,7 +195,7 @@ def test_names_of_transformers_5(tmp_path: Path, case: str) -> None:
 
 @torch.no_grad()
 def test_experts_in_mxfp4(tmp_path: Path) -> None:
-    """Blocks and exponents as the hub keeps them, against the numbers that transformers makes of them."""
+    """Blocks and exponents as the hub keeps them, against transformers' dequantised values."""
     model, dice = made("gpt_oss", torch.bfloat16), np.random.default_rng(1)
     state = {k: v.clone() for k, v in model.state_dict().items()}
     for name, tensor in model.state_dict().items():
@@ -252,7 +249,7 @@ def wide(arch: str) -> Any:
 @pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0", "Q4_K", "Q6_K", "MXFP4"])
 @pytest.mark.parametrize("arch", GGUFS)
 def test_files_whose_experts_are_stacked(tmp_path: Path, arch: str, kind: str) -> None:
-    """The stock model is the one that the file's numbers make."""
+    """The stock model of the file's dequantised weights."""
     source = wide(arch)
     file = write(tmp_path / "m.gguf", source, kind, arch=arch)
     target, model = load(file, "float32"), gguf.read(file, "float32")[0]

@@ -78,9 +78,9 @@ def test_the_table_of_kinds_is_gguf_pys() -> None:
 
 
 def test_a_truncated_file_is_one_sentence_wherever_it_ends(written: Path, tmp_path: Path) -> None:
-    whole, cut = written.read_bytes(), tmp_path / "cut.gguf"
-    for size in [*range(0, 400), *range(400, len(whole) - 64, 37)]:
-        cut.write_bytes(whole[:size])
+    full, cut = written.read_bytes(), tmp_path / "cut.gguf"
+    for size in [*range(0, 400), *range(400, len(full) - 64, 37)]:
+        cut.write_bytes(full[:size])
         with pytest.raises(InputError, match=r"damaged or cut off|is empty|does not begin") as refused:
             open_gguf(cut)
         assert "\n" not in str(refused.value)
@@ -88,12 +88,12 @@ def test_a_truncated_file_is_one_sentence_wherever_it_ends(written: Path, tmp_pa
 
 def test_a_mutated_header_is_read_or_refused_in_one_sentence(written: Path, tmp_path: Path) -> None:
     """2,000 mutations: bytes, and lengths and counts that promise more than the file has."""
-    whole, path = written.read_bytes(), tmp_path / "other.gguf"
-    header = len(whole) - sum(-(-tensor.data.size // 32) * 32 for tensor in open_gguf(written).tensors.values())
+    full, path = written.read_bytes(), tmp_path / "other.gguf"
+    header = len(full) - sum(-(-tensor.data.size // 32) * 32 for tensor in open_gguf(written).tensors.values())
     random = np.random.default_rng(1)
     refused = 0
     for i in range(2000):
-        bytes_ = bytearray(whole)
+        bytes_ = bytearray(full)
         at = int(random.integers(4, header))
         if i % 3 == 0:
             struct.pack_into("<Q", bytes_, min(at, header - 8), int(random.integers(0, 1 << 63)))
@@ -124,7 +124,7 @@ def refusal(path: Path) -> str | None:
         (lambda b: b[:8] + struct.pack("<Q", 1 << 40) + b[16:], "1099511627776 tensors, more than fit"),
     ],
 )
-def test_what_is_wrong_is_said(written: Path, change: Callable[[bytes], bytes], words: str) -> None:
+def test_a_broken_file_is_refused_in_a_sentence(written: Path, change: Callable[[bytes], bytes], words: str) -> None:
     written.write_bytes(change(written.read_bytes()))
     with pytest.raises(InputError, match=words):
         open_gguf(written)

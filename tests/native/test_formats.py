@@ -1,4 +1,4 @@
-"""Every kind of a GGUF's tensors: the numbers are gguf-py's, bit for bit, whatever the blocks hold."""
+"""Every format of GGUF tensors dequantises as gguf-py does, bit for bit, whatever the blocks hold."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ANY = range(0x7C00)  # all that are not negative, and finite
 @pytest.mark.parametrize("scales", [ANY, EXTREME])
 @pytest.mark.parametrize("compiled", [True, False])
 @pytest.mark.parametrize("name", READ)
-def test_numbers_are_gguf_pys_bit_for_bit(name: str, compiled: bool, scales: Sequence[int]) -> None:
+def test_values_equal_gguf_py_bit_for_bit(name: str, compiled: bool, scales: Sequence[int]) -> None:
     code = library("bfloat16", "bfloat16") if compiled else None
     if compiled and code is None:
         pytest.skip("this machine has no compiled pass")

@@ -44,10 +44,10 @@ def code(request: pytest.FixtureRequest) -> Iterator[Library]:
             patch.setattr(native, "FLAGS", flags + emulated)
             patch.setattr(native, "prebuilt", lambda *_: None)
         library.cache_clear()
-        found = library("bfloat16", "bfloat16" if request.param == "tiles" else "float32")
-        if found is None:
+        result = library("bfloat16", "bfloat16" if request.param == "tiles" else "float32")
+        if result is None:
             pytest.skip("native passes need AVX2 or NEON, and a compiler")
-        yield found
+        yield result
     library.cache_clear()
 
 
@@ -91,8 +91,8 @@ def unpacked(code: Library, one: Matrix, rows: int, width: int) -> Array:
 def multiply(code: Library, one: Matrix, x: Array, outputs: int, threads: int = 2) -> Array:
     """float32 [n, outputs]."""
     given, made, own = np.ascontiguousarray(x, np.float32), np.empty((len(x), outputs), np.float32), one.struct
-    room, scratch = np.empty_like(given), np.empty(code.scratch_bytes(*x.shape) * threads, np.uint8)
-    places = address(room), address(scratch)
+    quantised, scratch = np.empty_like(given), np.empty(code.scratch_bytes(*x.shape) * threads, np.uint8)
+    places = address(quantised), address(scratch)
     code.multiply(ffi.addressof(own), address(given), *x.shape, outputs, address(made), threads, *places)
     return made
 
@@ -285,20 +285,20 @@ def test_a_row_does_not_depend_on_its_neighbours(code: Library, name: str) -> No
     """Nor on their number or that of the threads; NaN and infinity stay in their row."""
     one, x = matrix(name, 41, 768).packed(code), activations(70, 768)
     x[4] = 1e-38
-    whole = multiply(code, one, x, 41)
-    assert not whole[4].any()
+    full = multiply(code, one, x, 41)
+    assert not full[4].any()
     for n in (1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 17, 64, 65):
-        assert np.array_equal(multiply(code, one, x[:n], 41), whole[:n])
-    assert np.array_equal(multiply(code, one, x, 41, threads=3), whole)
+        assert np.array_equal(multiply(code, one, x[:n], 41), full[:n])
+    assert np.array_equal(multiply(code, one, x, 41, threads=3), full)
     x[2, 100], x[5, 7] = np.nan, np.inf
-    found = multiply(code, one, x, 41)
-    assert not np.isfinite(found[[2, 5]]).any()
+    result = multiply(code, one, x, 41)
+    assert not np.isfinite(result[[2, 5]]).any()
     others = [i for i in range(70) if i not in (2, 5)]
-    assert np.array_equal(found[others], whole[others])
+    assert np.array_equal(result[others], full[others])
 
 
 def test_rounded_weights_are_the_nearest_of_eight_bits(code: Library) -> None:
-    """Of numbers, and of a file's blocks: symmetric, the largest magnitude of 32 becoming 127."""
+    """Of floats, and of a file's blocks: symmetric, the largest magnitude of 32 becoming 127."""
     for case in (matrix("Q5_K", 21, 512), Case("F32", random_floats(21, 96), 96)):
         data = np.zeros(code.int8_bytes(8, 21, case.width), np.uint8)
         given = np.ascontiguousarray(case.rows)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from bits import text_of, trees_differ
+from compiled_code import needs_code
 from gguf_files import write
 from small import BASE, build
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -17,7 +18,6 @@ from wrong_code import mutated
 
 import outrider
 from outrider import InputError, machine
-from outrider.backends.native import library as native
 from outrider.backends.native.abi import INTEGER
 from outrider.backends.native.target import NativeTarget, load
 from outrider.backends.native.weights import Matrix
@@ -28,10 +28,7 @@ SIZES = {"vocab_size": 97, "hidden_size": 64, "intermediate_size": 96, "num_atte
 WIDE = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4}  # of superblocks
 KINDS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4")
 
-pytestmark = pytest.mark.skipif(
-    native.library("float32", "float32") is None,
-    reason="native passes need AVX2 or NEON, and a compiler",
-)
+pytestmark = needs_code
 
 
 @pytest.fixture(autouse=True, params=["own", "avx2"])
@@ -54,10 +51,10 @@ def kinds_of(target: NativeTarget) -> list[int]:
 
 def logits(target: NativeTarget) -> np.ndarray:
     """float64 [8, vocab], after eight prompts."""
-    found = {}
+    results = {}
     for chunk in target.open(64).prefill([text_of(b, 50) for b in range(8)]):
-        found |= {b: chunk.output.logits[b, 0] for b, last in enumerate(chunk.last) if last}
-    return np.array([found[b] for b in range(8)], np.float64)
+        results |= {b: chunk.output.logits[b, 0] for b, last in enumerate(chunk.last) if last}
+    return np.array([results[b] for b in range(8)], np.float64)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -106,13 +103,13 @@ def test_matrices_without_an_integer_form_stay_full(tmp_path: Path, caplog: pyte
     data[at] = 200  # an exponent beyond float16's
     file.write_bytes(bytes(data))
     with caplog.at_level(logging.WARNING):
-        found = kinds_of(load(file, way="native"))
-    assert [kind >= INTEGER for kind in found[:8]] == [True] * 4 + [False] * 2 + [True] * 2
+        results = kinds_of(load(file, way="native"))
+    assert [kind >= INTEGER for kind in results[:8]] == [True] * 4 + [False] * 2 + [True] * 2
     assert "2 of the 22 matrices of m.gguf (MXFP4) have no form for native weights and stay full" in caplog.text
 
 
 def test_a_draft_model_of_a_gguf_file_drafts_by_integer_products(tmp_path: Path) -> None:
-    """Unless it is told otherwise; and the text is plain decoding's in any case."""
+    """By default; and the text is plain decoding's in any case."""
     file = str(write(tmp_path / "m.gguf", stock(**WIDE), "Q4_K"))
     sampled: dict[str, Any] = {"max_new_tokens": 24, "temperature": 1.0, "seed": 3}
     (plain,) = outrider.load(file, "none").generate([text_of(0, 40)], **sampled)

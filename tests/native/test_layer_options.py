@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 import torch
 from bits import text_of, trees_differ
+from compiled_code import needs_code
 from gguf_files import write
 from small import build, sequential
 from test_target import TAPS, outputs, text
 
-from outrider.backends.native import library as native
 from outrider.backends.native.checkpoint import open_checkpoint
 from outrider.backends.native.description import Description
 from outrider.backends.native.target import NativeTarget, load
@@ -103,10 +103,7 @@ PADDED: dict[str, tuple[str, dict[str, Any], str]] = {
 FAMILIES |= PADDED
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
-pytestmark = pytest.mark.skipif(
-    native.library("float32", "float32") is None,
-    reason="native passes need AVX2 or NEON, and a compiler",
-)
+pytestmark = needs_code
 
 
 def family(name: str, dtype: torch.dtype, **more: Any) -> Any:
@@ -129,7 +126,7 @@ def right(model: Any, tokens: list[int]) -> np.ndarray:
     return sequential(model, tokens)[0].float().log_softmax(-1).numpy()
 
 
-def found(target: Target, tokens: list[int]) -> np.ndarray:
+def logits_of(target: Target, tokens: list[int]) -> np.ndarray:
     """The same after most of the tokens, and after each of the others, which are a chain of drafts."""
     first, session = len(tokens) // 2, target.open(64)
     logits = [chunk.output.logits[0, 0] for chunk in session.prefill([tokens[:first]])][-1:]
@@ -138,7 +135,7 @@ def found(target: Target, tokens: list[int]) -> np.ndarray:
 
 
 def apart(target: Target, reference: np.ndarray, tokens: list[int]) -> float:
-    return float(np.abs(found(target, tokens) - reference[len(tokens) // 2 - 1 :]).max())
+    return float(np.abs(logits_of(target, tokens) - reference[len(tokens) // 2 - 1 :]).max())
 
 
 @cache
@@ -219,7 +216,7 @@ def test_a_gguf_is_the_model_it_was_made_of(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_K"])
 @pytest.mark.parametrize("name", GGUFS)
-def test_a_quantised_gguf_is_the_stock_model_of_its_numbers(tmp_path: Path, name: str, kind: str) -> None:
+def test_a_quantised_gguf_is_the_stock_model_of_its_dequantised_weights(tmp_path: Path, name: str, kind: str) -> None:
     wide = {key: value for key, value in WIDE.items() if FAMILIES[name][1].get(key, 1) is not None}
     if "head_dim" not in FAMILIES[name][1]:
         wide["head_dim"] = 64

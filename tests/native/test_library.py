@@ -49,8 +49,8 @@ def test_the_best_library_that_a_processor_can_run_is_taken(
         for precision in variant.precisions:
             (tmp_path / variants.file_name(variant, *precision, kind.suffix)).touch()
     assert native.suits() is (name is not None)
-    found = native.prebuilt(*HALF)
-    assert (found and found.name.split("-")[0]) == name
+    result = native.prebuilt(*HALF)
+    assert (result and result.name.split("-")[0]) == name
     assert name is None or all(native.prebuilt(*precision) for precision in PRECISIONS)
 
 
@@ -106,11 +106,11 @@ def test_texts_are_those_of_gcc_with_zigs_library(tmp_path: Path, monkeypatch: p
         assert kind is not None
         fit = next(variant for variant in kind.variants if variant.needs <= native.abilities())
         variants.build(tmp_path / "lib", kind, kind.variants[kind.variants.index(fit) :])
-        found, name = texts(tmp_path / "none", wheel)
+        result, name = texts(tmp_path / "none", wheel)
         assert name.startswith(f"{fit.name}-bfloat16-bfloat16-")
-        assert found == by_gcc
+        assert result == by_gcc
     with monkeypatch.context() as alone:
         alone.setattr(shutil, "which", lambda name: None)
         assert native._compiler() == variants.zig()
-        found, _ = texts(tmp_path / "zig", alone)
-        assert found == by_gcc
+        result, _ = texts(tmp_path / "zig", alone)
+        assert result == by_gcc

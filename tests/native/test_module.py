@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from bits import opened, text_of, trees_differ
+from compiled_code import needs_code
 from small import build
 
 import outrider
@@ -23,10 +24,7 @@ from outrider.params import InputError
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 32, "max_position_embeddings": 2048}
 PROMPT = text_of(1, 40)
 
-pytestmark = pytest.mark.skipif(
-    native.library("float32", "float32") is None,
-    reason="native passes need AVX2 or NEON, and a compiler",
-)
+pytestmark = needs_code
 
 
 def model(dtype: torch.dtype = torch.float32, **more: Any) -> Any:

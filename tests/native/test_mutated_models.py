@@ -54,11 +54,11 @@ def wide() -> Any:
     return LlamaForCausalLM(LlamaConfig(**{**BASE, **sizes, **more})).eval()
 
 
-def mutations(whole: bytes, header: int, seed: int) -> Iterator[bytes]:
+def mutations(full: bytes, header: int, seed: int) -> Iterator[bytes]:
     """Bytes, lengths and counts of the header that are others, bytes of the weights that are others, files cut off."""
     dice = np.random.default_rng(seed)
     for i in range(COUNT):
-        made = bytearray(whole)
+        made = bytearray(full)
         at = int(dice.integers(4, header - 8))
         if i % 5 == 0:
             struct.pack_into("<Q", made, at, int(dice.integers(0, 1 << 63)))
@@ -67,10 +67,10 @@ def mutations(whole: bytes, header: int, seed: int) -> Iterator[bytes]:
         elif i % 5 == 2:
             made[at] = int(dice.integers(0, 256))
         elif i % 5 == 3:
-            for place in dice.integers(header, len(whole), 500):
+            for place in dice.integers(header, len(full), 500):
                 made[int(place)] = int(dice.integers(0, 256))
         else:
-            made = made[: int(dice.integers(0, len(whole)))]
+            made = made[: int(dice.integers(0, len(full)))]
         yield bytes(made)
 
 
@@ -78,10 +78,10 @@ def mutations(whole: bytes, header: int, seed: int) -> Iterator[bytes]:
 def test_gguf_files(tmp_path: Path, wide: Any, kind: str) -> None:
     file = write(tmp_path / "m.gguf", wide, kind)
     assert tried(file) is None
-    whole = file.read_bytes()
-    header = len(whole) - sum(-(-tensor.data.size // 32) * 32 for tensor in open_gguf(file).tensors.values())
+    full = file.read_bytes()
+    header = len(full) - sum(-(-tensor.data.size // 32) * 32 for tensor in open_gguf(file).tensors.values())
     said = []
-    for i, mutated in enumerate(mutations(whole, header, len(whole))):
+    for i, mutated in enumerate(mutations(full, header, len(full))):
         other = tmp_path / f"{i}.gguf"  # another one each time: files that are mapped must not be written
         other.write_bytes(mutated)
         said.append(tried(other))
@@ -93,8 +93,8 @@ def test_folders(tmp_path: Path) -> None:
     """Values of config.json, and the header of the weights."""
     build("qwen3", torch.bfloat16, hidden_size=64, intermediate_size=96, head_dim=32).save_pretrained(tmp_path / "m")
     config = json.loads((tmp_path / "m" / "config.json").read_text())
-    whole = (tmp_path / "m" / "model.safetensors").read_bytes()
-    (size,) = struct.unpack_from("<Q", whole)
+    full = (tmp_path / "m" / "model.safetensors").read_bytes()
+    (size,) = struct.unpack_from("<Q", full)
     values: list[Any] = [None, -1, 0, 7, 1 << 70, 0.5, float("nan"), "x", [], {}, True, ["x"], {"rope_type": "yarn"}]
     said = []
     for i, (name, value) in enumerate((name, value) for name in config for value in values):
@@ -104,7 +104,7 @@ def test_folders(tmp_path: Path) -> None:
         (folder / "model.safetensors").symlink_to(tmp_path / "m" / "model.safetensors")
         said.append(loaded(folder))
     assert len(said) // 5 < sum(one is not None for one in said) < len(said)
-    for i, mutated in enumerate(mutations(whole, size, 7)):
+    for i, mutated in enumerate(mutations(full, size, 7)):
         folder = tmp_path / f"w{i}"
         folder.mkdir()
         (folder / "config.json").write_text(json.dumps(config))

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from bits import text_of, trees_differ
+from compiled_code import needs_code
 from small import build
 from wrong_code import Mutant, mutated
 
@@ -17,10 +18,7 @@ from outrider.backends.torch.validate import validate
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 32, "max_position_embeddings": 2048}
 HALF, WHOLE = torch.bfloat16, torch.float32
 
-pytestmark = pytest.mark.skipif(
-    native.library("float32", "float32") is None,
-    reason="native passes need AVX2 or NEON, and a compiler",
-)
+pytestmark = needs_code
 
 BESIDE = "at += QUANT_BYTES(kind), scales += SCALE_FLOATS(kind)"
 MUTANTS: dict[str, tuple[torch.dtype, Mutant]] = {

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from bits import mixed, opened, plain, text_of, trees_differ
+from compiled_code import needs_code
 from small import build, tree_of
 from torch import Tensor
 
@@ -40,10 +41,7 @@ KINDS = {
 }  # fmt: skip
 HALF, WHOLE = torch.bfloat16, torch.float32
 
-pytestmark = pytest.mark.skipif(
-    native.library("float32", "float32") is None,
-    reason="native passes need AVX2 or NEON, and a compiler",
-)
+pytestmark = needs_code
 
 
 def made(name: str = "llama", dtype: torch.dtype = HALF, **more: Any) -> NativeTarget:
@@ -137,26 +135,26 @@ def test_padding_is_not_computed() -> None:
 @torch.no_grad()
 def test_threads_change_no_bit() -> None:
     target, before = made(), torch.get_num_threads()
-    found = []
+    results = []
     try:
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
-            found.append(opened(target, [text_of(1, 200), text_of(2, 9)])[1])
+            results.append(opened(target, [text_of(1, 200), text_of(2, 9)])[1])
     finally:
         torch.set_num_threads(before)
-    assert torch.equal(found[0], found[1])
-    assert torch.equal(found[0], found[2])
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])
 
 
 @torch.no_grad()
-def test_nodes_that_were_read_before_and_embeddings_that_are_given() -> None:
+def test_nodes_that_were_read_before_and_embeddings_as_inputs() -> None:
     """`since`: the first nodes lie in the cache already. `embeds`: what the tokens would be looked up to."""
     target = made()
     tree = tree_of([[5, 6, 7, 8]], [[0, 0, 1, 1]])
     session = opened(target, [text_of(1, 70)])[0]
-    whole = session.forward(tree).logits
-    assert np.array_equal(session.forward(tree, since=2).logits, whole[:, 2:])
-    assert np.array_equal(session.forward(tree, embeds=target.embed(tree.tokens)).logits, whole)
+    full = session.forward(tree).logits
+    assert np.array_equal(session.forward(tree, since=2).logits, full[:, 2:])
+    assert np.array_equal(session.forward(tree, embeds=target.embed(tree.tokens)).logits, full)
 
 
 @torch.no_grad()
@@ -190,7 +188,7 @@ def test_other_layers_are_left_to_their_own_code(name: str, more: dict[str, int]
     assert isinstance(load.target_of(build(name, HALF, **more)), HFTarget)
 
 
-def test_models_by_name_are_compiled_unless_asked_otherwise() -> None:
+def test_models_by_name_are_compiled_by_default() -> None:
     assert outrider.load("demo", "none").target.exact == "bits"
     assert outrider.load("demo", "none", compile=False).target.exact == "rounding"
 
@@ -237,17 +235,17 @@ def test_a_drafter_steps_as_its_network_does(dtype: torch.dtype) -> None:
         near(last, torch.stack([right[row, count - 1] for row, count in enumerate(counts)]), dtype)
         slow.advance(counts)
         right, four = stepped(pairs[:, :4], slow, own, depths), array(pairs[:, :4].float())
-        found, logits = quick.step(fast, four, depths.numpy(), own.numpy())
-        near(found, right, dtype)
+        result, logits = quick.step(fast, four, depths.numpy(), own.numpy())
+        near(result, right, dtype)
         near(logits, right @ head.T, dtype)
-        near(quick.logits(found[:, 1:3]), torch.from_numpy(logits)[:, 1:3], WHOLE)
+        near(quick.logits(result[:, 1:3]), torch.from_numpy(logits)[:, 1:3], WHOLE)
         again, _ = quick.step(fast, four[:, 2:], depths.numpy(), own.numpy())  # the last two of the four
         near(again, right[:, 2:], dtype)
 
 
-def near(found: Array, right: Tensor, dtype: torch.dtype) -> None:
+def near(result: Array, right: Tensor, dtype: torch.dtype) -> None:
     allowed = 1e-4 if dtype == WHOLE else 0.15  # by eight bits, of activations too; with all sixteen the worst is 0.03
-    difference = torch.from_numpy(found).float() - right.float()
+    difference = torch.from_numpy(result).float() - right.float()
     assert float(difference.abs().max()) <= allowed * float(right.float().abs().max())
 
 

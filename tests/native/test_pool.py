@@ -6,12 +6,13 @@ import subprocess
 import sys
 
 import pytest
+from compiled_code import needs_code
 
-from outrider.backends.native.library import library, sanitizer
+from outrider.backends.native.library import sanitizer
 
 pytestmark = [
     pytest.mark.process,
-    pytest.mark.skipif(library("float32", "float32") is None, reason="there is no compiled pass on this machine"),
+    needs_code,
 ]
 
 BEGIN = """

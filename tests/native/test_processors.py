@@ -77,7 +77,7 @@ MUTANTS = {
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)
-def test_wrong_code_is_told_apart(lines: Lines, mutant: str, tmp_path: Path) -> None:
+def test_wrong_code_prints_other_results(lines: Lines, mutant: str, tmp_path: Path) -> None:
     name, line, wrong = MUTANTS[mutant]
     shutil.copytree(variants.SOURCES, tmp_path / "c")
     header = tmp_path / "c" / "simd" / name

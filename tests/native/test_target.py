@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from compiled_code import needs_code
 from gguf_files import write
 from small import BASE, build
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from outrider.backends.native import library as native
 from outrider.backends.native.checkpoint import open_checkpoint
 from outrider.backends.native.passes import as_float
 from outrider.backends.native.target import NativeTarget, load
@@ -53,10 +53,7 @@ KINDS = (
 )  # fmt: skip
 TAPS = (0, 1, -1)
 
-pytestmark = pytest.mark.skipif(
-    native.library("float32", "float32") is None,
-    reason="native passes need AVX2 or NEON, and a compiler",
-)
+pytestmark = needs_code
 
 
 def family(name: str, dtype: torch.dtype, **more: Any) -> Any:
@@ -72,21 +69,21 @@ def text(seed: int, count: int, vocab: int = 97) -> list[int]:
 def outputs(target: Target, texts: Sequence[list[int]]) -> list[np.ndarray]:
     """Logits and features, padding left out, of ragged prompts in two chunks, of trees behind them, and of a tree
     behind the accepted paths."""
-    session, found = target.open(64), []
+    session, results = target.open(64), []
     for chunk in session.prefill(texts, TAPS):
         sizes = chunk.tree.size.tolist()
-        found += [chunk.output.logits[b] for b, last in enumerate(chunk.last) if last]
-        found += [chunk.output.features[tap][b, :n] for tap in TAPS for b, n in enumerate(sizes)]
+        results += [chunk.output.logits[b] for b, last in enumerate(chunk.last) if last]
+        results += [chunk.output.features[tap][b, :n] for tap in TAPS for b, n in enumerate(sizes)]
     trees = [([9, 5, 6, 7, 8, 1, 2], [0, 0, 1, 1, 0, 4, 5]), ([4, 60, 61], [0, 0, 0]), ([70, 1, 2], [0, 0, 0])]
     paths = [[0, 4, 5, 6], [0], [0, 2]]
     for rows in (trees, [([3, 4], [0, 0]), ([8, 9, 10], [0, 0, 1]), ([77], [0])]):
         tree = from_lists([(*row, [0.0] * len(row[0])) for row in rows[: len(texts)]])
         output = session.forward(tree, TAPS)
         for b, n in enumerate(tree.size.tolist()):
-            found += [output.logits[b, :n], *(output.features[tap][b, :n] for tap in TAPS)]
+            results += [output.logits[b, :n], *(output.features[tap][b, :n] for tap in TAPS)]
         session.keep(paths[: len(texts)])
         paths = [[0]] * 3
-    return [np.ascontiguousarray(array).view(np.uint8) for array in found]
+    return [np.ascontiguousarray(array).view(np.uint8) for array in results]
 
 
 def same(ours: NativeTarget, theirs: ModuleTarget, vocab: int = 97) -> None:
@@ -100,7 +97,7 @@ def same(ours: NativeTarget, theirs: ModuleTarget, vocab: int = 97) -> None:
 
 
 def dequantised(file: Path, dtype: str) -> ModuleTarget:
-    """Passes over the numbers that a file's blocks stand for."""
+    """Passes over a file's dequantised weights."""
     return ModuleTarget(gguf.read(file, dtype)[0])
 
 
@@ -157,7 +154,7 @@ GGUFS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("kind", ["F32", "Q8_0", "Q4_K"])
 @pytest.mark.parametrize("name", GGUFS)
 def test_every_family_of_gguf(tmp_path: Path, name: str, kind: str) -> None:
-    """The stock model is the one that the file was made of, or of its quantised numbers."""
+    """The stock model is the one that the file was made of, or of its dequantised weights."""
     sizes = {"hidden_size": 256, "intermediate_size": 512, "initializer_range": 0.05, "max_position_embeddings": 2048}
     if name == "smollm3":
         sizes["no_rope_layers"] = None
@@ -213,9 +210,9 @@ def test_rows_come_and_go_without_changing_a_bit(target: NativeTarget) -> None:
     session.select([0, 1, 4, 3])
     assert session.lengths == [12, 40, 900, 700]
     right = [texts[2], texts[0], text(8, 1100)[:900], texts[1]]
-    found = next_logits(session, [1, 2, 3, 4])
+    result = next_logits(session, [1, 2, 3, 4])
     for row, (tokens, more) in enumerate(zip(right, [1, 2, 3, 4], strict=True)):
-        assert np.array_equal(found[row], after(target, [*tokens, more]))
+        assert np.array_equal(result[row], after(target, [*tokens, more]))
 
 
 def test_a_kept_text_is_gone_on_from(target: NativeTarget) -> None:
@@ -225,10 +222,10 @@ def test_a_kept_text_is_gone_on_from(target: NativeTarget) -> None:
     kept = session.taken(0, first[:600], {tap: f[:600] for tap, f in features.items()})
     assert kept.bytes > 600 * 64
     again = target.open(8)
-    found = list(again.resume([*first[:590], 5, 6, 7], TAPS, kept, 590))
+    results = list(again.resume([*first[:590], 5, 6, 7], TAPS, kept, 590))
     assert again.lengths == [593]
-    assert np.array_equal(found[-1].output.logits[0, 0], after(target, [*first[:590], 5, 6, 7]))
-    copied = np.concatenate([c.output.features[-1][0] for c in found])[:590]
+    assert np.array_equal(results[-1].output.logits[0, 0], after(target, [*first[:590], 5, 6, 7]))
+    copied = np.concatenate([c.output.features[-1][0] for c in results])[:590]
     assert np.array_equal(copied, features[-1][:590])
 
 

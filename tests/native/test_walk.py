@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from compiled_code import needs_code
 
 from outrider.backends.native.library import library
 from outrider.backends.native.walk import Walk
@@ -21,7 +22,7 @@ from outrider.core.verify import judge
 from outrider.params import Sampling
 
 CODE = library("float32", "float32")
-pytestmark = pytest.mark.skipif(CODE is None, reason="there is no compiled pass on this machine")
+pytestmark = needs_code
 History = Sequence[tuple[list[int], list[int]]]  # prompt and output of each row
 
 
@@ -99,11 +100,11 @@ def test_logits_that_are_nan_or_infinite() -> None:
     logits[3, 0, 3] = math.inf
     for heat in (0.0, 1.0):
         rows, tree = rows_of([Sampling(temperature=heat)] * 4, [1, 2, 3, 4], [0] * 4, 40), root_only([5] * 4)
-        found = walked(rows, tree, logits)
-        assert found == right(rows, tree, logits)
-        assert found is not None
-        assert found.next[1:] == [17, 0, 3]
-        assert found.finite == [True, False, False, False]
+        result = walked(rows, tree, logits)
+        assert result == right(rows, tree, logits)
+        assert result is not None
+        assert result.next[1:] == [17, 0, 3]
+        assert result.finite == [True, False, False, False]
 
 
 FILTERS = (
@@ -124,9 +125,9 @@ def test_filtered_distributions_are_drawn_as_by_the_reference(vocab: int, spread
         rows = rows_of(samplings, [seed * 100 + i for i in range(len(FILTERS))], [7 * seed] * len(FILTERS), vocab)
         tree = of_draws(rows, logits, random.Random(seed), 2)
         logits = np.ascontiguousarray(logits[:, : tree.nodes])
-        found = walked(rows, tree, logits)
-        assert found is None or found == right(rows, tree, logits)
-        sure += found is not None
+        result = walked(rows, tree, logits)
+        assert result is None or result == right(rows, tree, logits)
+        sure += result is not None
     assert sure >= 7
 
 
@@ -134,12 +135,17 @@ def test_what_rounding_could_decide_is_left_to_the_reference() -> None:
     """Equal logits at the edge of what a filter keeps; and where the edge is elsewhere they are drawn."""
     logits, tree = np.full((1, 1, 64), -20.0, np.float32), root_only([5])
     logits[0, 0, :4] = 0.0
-    for law, sure in (({"top_p": 0.5}, False), ({"top_p": 0.99}, True), ({"top_k": 4}, True), ({"top_p": 0.75}, False)):
+    for sampling, sure in (
+        ({"top_p": 0.5}, False),
+        ({"top_p": 0.99}, True),
+        ({"top_k": 4}, True),
+        ({"top_p": 0.75}, False),
+    ):
         for seed in range(20):
-            rows = rows_of([Sampling(temperature=1.0, **law)], [seed], [0], 64)
-            found = walked(rows, tree, logits)
-            assert (found is not None) == sure
-            assert found is None or found == right(rows, tree, logits)
+            rows = rows_of([Sampling(temperature=1.0, **sampling)], [seed], [0], 64)
+            result = walked(rows, tree, logits)
+            assert (result is not None) == sure
+            assert result is None or result == right(rows, tree, logits)
 
 
 @pytest.mark.parametrize("temperature", [0.2, 1.0, 5.0])
@@ -166,7 +172,9 @@ def test_penalties_and_biases_are_those_of_the_reference(seed: int, vocab: int) 
     """Rows of every kind side by side, down trees whose paths say tokens again; the logits are left as they were."""
     dice, b, n = random.Random(seed), len(PENALTIES), 12
     logits = normal(seed, b, n, vocab) * np.float32(2)
-    rows = rows_of([Sampling(**{"temperature": 1.0, **law}) for law in PENALTIES], list(range(b)), [9] * b, vocab)
+    rows = rows_of(
+        [Sampling(**{"temperature": 1.0, **sampling}) for sampling in PENALTIES], list(range(b)), [9] * b, vocab
+    )
     history = [
         ([dice.randrange(vocab) for _ in range(5)], [dice.randrange(min(vocab, 9)) for _ in range(6)]) for _ in range(b)
     ]
@@ -195,13 +203,13 @@ def test_the_ends_of_every_range_are_drawn_as_by_the_reference(vocab: int) -> No
     sure, history = 0, [([1, 2, 3], [3, 3, 5, 6])]
     for seed in range(8):
         logits = normal(seed, len(EXTREME), 1, vocab) * np.float32(3)
-        for i, law in enumerate(EXTREME):  # one by one: where rounding could decide for one row, it is left alone
-            rows = rows_of([Sampling(**{"temperature": 1.0, **law})], [seed], [9], vocab)
+        for i, sampling in enumerate(EXTREME):  # one by one: where rounding could decide for one row, it is left alone
+            rows = rows_of([Sampling(**{"temperature": 1.0, **sampling})], [seed], [9], vocab)
             own, tree = np.ascontiguousarray(logits[i : i + 1]), root_only([5])
-            found, wanted = walked(rows, tree, own, history), right(rows, tree, own, history)
+            result, wanted = walked(rows, tree, own, history), right(rows, tree, own, history)
             assert 0 <= wanted.next[0] < vocab
-            assert found is None or found == wanted
-            sure += found is not None
+            assert result is None or result == wanted
+            sure += result is not None
     assert sure >= 0.8 * 8 * len(EXTREME)
 
 
@@ -209,13 +217,13 @@ def test_the_ends_of_every_range_are_drawn_as_by_the_reference(vocab: int) -> No
 def test_filtered_logits_that_are_nan_or_infinite_are_left_to_the_reference(flaw: float) -> None:
     logits, tree = normal(0, 1, 1, 40), root_only([5])
     logits[0, 0, 17] = flaw
-    for law in ({"top_p": 0.9}, {"top_k": 3}, {"min_p": 0.1}):
-        assert walked(rows_of([Sampling(temperature=1.0, **law)], [1], [0], 40), tree, logits) is None
+    for sampling in ({"top_p": 0.9}, {"top_k": 3}, {"min_p": 0.1}):
+        assert walked(rows_of([Sampling(temperature=1.0, **sampling)], [1], [0], 40), tree, logits) is None
     logits[:] = -math.inf
     assert walked(rows_of([Sampling(temperature=1.0, top_p=0.9)], [1], [0], 40), tree, logits) is None
 
 
-def test_what_is_not_its_own_is_left_alone() -> None:
+def test_unsupported_rows_are_left_to_python() -> None:
     """Logits of another precision, other rules, and a caller's own processing."""
     assert CODE is not None
     tree, logits, rows = root_only([5]), normal(0, 1, 1, 40), rows_of([Sampling()], [1], [0], 40)
@@ -232,9 +240,9 @@ def test_every_token_of_a_filtered_distribution_comes_as_often_as_it_should() ->
     chances = np.array([0.3, 0.25, 0.2, 0.1, 0.06, 0.05, 0.03, 0.01], np.float32)
     logits = np.ascontiguousarray(np.broadcast_to(np.log(chances), (b, 1, 8)))
     rows = rows_of([Sampling(temperature=1.0, top_p=0.8)] * b, list(range(b)), [0] * b, 8)
-    found = walked(rows, root_only([5] * b), logits)
-    assert found is not None
-    share = np.bincount(found.next, minlength=8) / b
+    result = walked(rows, root_only([5] * b), logits)
+    assert result is not None
+    share = np.bincount(result.next, minlength=8) / b
     kept = np.array([0.3, 0.25, 0.2, 0.1, 0, 0, 0, 0]) / 0.85
     assert np.abs(share - kept).max() < 0.02
     assert share[4:].tolist() == [0.0] * 4

@@ -20,10 +20,10 @@ from papers.measure import Study, judge_laws
 
 
 class Sampler:
-    """Draws each token by a law of its own from the target's p [v]."""
+    """Draws each token by a distribution of its own from the target's p [v]."""
 
-    def __init__(self, lab: Lab, law: Callable[[Array, random.Random], int]):
-        self.lab, self.law = lab, law
+    def __init__(self, lab: Lab, drawing: Callable[[Array, random.Random], int]):
+        self.lab, self.drawing = lab, drawing
 
     def run(self, prompts: Sequence[Sequence[int]], ask: Ask) -> Answer:
         return Answer([self.row(p, ask, s) for p, s in zip(prompts, ask.seeds, strict=True)])
@@ -31,7 +31,7 @@ class Sampler:
     def row(self, ids: Sequence[int], ask: Ask, seed: int) -> list[int]:
         dice, text = random.Random(seed), list(ids)
         while len(text) - len(ids) < ask.limit:
-            text.append(self.law(softmax(self.lab.target.logits_after(text)), dice))
+            text.append(self.drawing(softmax(self.lab.target.logits_after(text)), dice))
         return text[len(ids) :]
 
 
@@ -40,7 +40,7 @@ def pick(p: Array, dice: random.Random) -> int:
 
 
 def drafted(p: Array) -> Array:
-    """A drafter's law: the target's, flattened, its columns shifted by one."""
+    """A drafter's distribution: the target's, flattened, its columns shifted by one."""
     q: Array = 0.8 * np.roll(p, 1) + 0.2 * p
     return q
 
@@ -85,42 +85,42 @@ HONEST, BIASED = (pick, rejection), (no_residual, reversed_test, colder, top_p)
 def sampled(tmp_path_factory: pytest.TempPathFactory) -> Document:
     """All samplers beside plain decoding, in one run."""
     lab = Lab(tmp_path_factory.mktemp("samplers"), tokens=250, turns=(1,) * 6)
-    peers = {law.__name__: Sampler(lab, law) for law in (*HONEST, *BIASED)}
+    peers = {drawing.__name__: Sampler(lab, drawing) for drawing in (*HONEST, *BIASED)}
     runner = lab.runner(peers=dict(peers))
     group = lab.group([Method("none"), *(Method(name, peer=name) for name in peers)], 1.0)
     runner.open(group.methods[:1])
     assert runner.run(group)
     analysis = Analysis(runner, keep_loops=True)
-    found = document(analysis, [group], 1.0)
-    made = Document(found.run, found.tasks, [extended(Cell, c) for c in found.cells])
+    result = document(analysis, [group], 1.0)
+    made = Document(result.run, result.tasks, [extended(Cell, c) for c in result.cells])
     judge_laws(made, analysis, Grid(Study(), runner, [group], 0.0))
     return made
 
 
 def cell_of(document: Document, method: str) -> Cell:
-    (found,) = [c for c in document.cells if c.method == method]
-    return found
+    (result,) = [c for c in document.cells if c.method == method]
+    return result
 
 
-@pytest.mark.parametrize("law", ["none", *(law.__name__ for law in HONEST)])
-def test_honest_samplers_stay(sampled: Document, law: str) -> None:
-    cell = cell_of(sampled, law)
+@pytest.mark.parametrize("drawing", ["none", *(drawing.__name__ for drawing in HONEST)])
+def test_honest_samplers_stay(sampled: Document, drawing: str) -> None:
+    cell = cell_of(sampled, drawing)
     assert cell.state == "done", cell.faults
     assert cell.law is not None
     assert cell.law.p > 1e-3
     assert cell.law.tokens == 6 * 250
-    assert [m.law for m in sampled.macro if m.method == law] == [cell.law]
+    assert [m.law for m in sampled.macro if m.method == drawing] == [cell.law]
 
 
-@pytest.mark.parametrize("law", [law.__name__ for law in BIASED])
-def test_biased_samplers_are_caught(sampled: Document, law: str) -> None:
-    cell = cell_of(sampled, law)
+@pytest.mark.parametrize("drawing", [drawing.__name__ for drawing in BIASED])
+def test_biased_samplers_are_caught(sampled: Document, drawing: str) -> None:
+    cell = cell_of(sampled, drawing)
     assert cell.state == "invalid"
     assert "do not follow the target's distribution" in cell.reason
-    assert law not in {m.method for m in sampled.macro}
+    assert drawing not in {m.method for m in sampled.macro}
 
 
-def test_uniforms_are_uniform_and_few_say_nothing() -> None:
+def test_uniforms_are_uniform_and_few_decide_nothing() -> None:
     dice = random.Random(1)
     good = [dice.random() for _ in range(4000)]
     assert law_test(good) > 1e-3  # type: ignore[operator]

@@ -35,7 +35,7 @@ def test_a_text_by_hand() -> None:
     plain = farm([Server(Plain(), FixedBudget(1, 0), 1)], [text], math.inf, clients=1)
     assert plain.speed == pytest.approx(5 / 2.5)
     assert plain.tokens_per_second == pytest.approx(6 / 3.5)
-    # Two drafted tokens: 1 -> 4 (both right), 4 -> 6 (one right, and the last round has room for one draft).
+    # Two drafted tokens: 1 -> 4 (both right), 4 -> 6 (one right, and one draft fits into the last round).
     drafted = farm([Server(Plain(), FixedBudget(3, 2), 1)], [text], math.inf, clients=1)
     assert drafted.speed == pytest.approx(5 / (0.7 + 0.6))
     assert drafted.depth == pytest.approx(1.5)
@@ -51,12 +51,12 @@ def test_texts_side_by_side_take_turns() -> None:
 
 
 @pytest.mark.parametrize("load", [0.5, 0.7])
-def test_a_queue_waits_as_theory_says(load: float) -> None:
+def test_a_queue_waits_as_theory_predicts(load: float) -> None:
     """One row is the M/D/1 queue: a wait of load * service / (2 (1 - load)) on average (Pollaczek and Khinchine)."""
     text, service = Text(7, (0,) * 4), 3.0
-    found = farm([Server(Plain(), FixedBudget(1, 0), 1)], [text], 40_000, rate=load / service)
-    assert text.tokens / found.pace == pytest.approx(service + load * service / (2 * (1 - load)), rel=0.1)
-    assert found.tokens_per_second == pytest.approx(5 * load / service, rel=0.05)
+    result = farm([Server(Plain(), FixedBudget(1, 0), 1)], [text], 40_000, rate=load / service)
+    assert text.tokens / result.pace == pytest.approx(service + load * service / (2 * (1 - load)), rel=0.1)
+    assert result.tokens_per_second == pytest.approx(5 * load / service, rel=0.05)
 
 
 def test_many_servers_wait_less_than_one() -> None:
@@ -70,13 +70,13 @@ def test_many_servers_wait_less_than_one() -> None:
 
 def test_the_engines_budget_learns_when_drafting_pays() -> None:
     right, wrong = Text(7, (8,) * 200), Text(7, (0,) * 200)
-    found = {}
+    results = {}
     for name, text in (("right", right), ("wrong", wrong)):
         server = Server(Plain(), AdaptiveBudget(9, 8), 4)
-        found[name] = farm([server], [text] * 10, math.inf, clients=2)
-    assert found["right"].depth > 6
-    assert found["wrong"].depth < 1
-    assert found["right"].speed > 3 * found["wrong"].speed
+        results[name] = farm([server], [text] * 10, math.inf, clients=2)
+    assert results["right"].depth > 6
+    assert results["wrong"].depth < 1
+    assert results["right"].speed > 3 * results["wrong"].speed
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +108,7 @@ def test_a_trace_replays_the_engine(llm: LLM, depth: int) -> None:
     ],
 )  # fmt: skip
 def test_the_simulation_was_near_the_real_server(clients: int, depth: int, what: str, within: float) -> None:
-    found = json.loads((ROOT / "papers/results/farm/check.json").read_text(encoding="utf-8"))
-    mine = [row for row in found if (row["clients"], row["depth"]) == (clients, depth)]
+    matches = json.loads((ROOT / "papers/results/farm/check.json").read_text(encoding="utf-8"))
+    mine = [row for row in matches if (row["clients"], row["depth"]) == (clients, depth)]
     real, simulated = (sum(row[side][what] for row in mine) for side in ("real", "simulated"))
     assert simulated / real == pytest.approx(1, abs=within)

@@ -117,7 +117,7 @@ def test_a_session_holds_its_keys_and_values(models: Models, text: list[int]) ->
     for n in LENGTHS:
         session = running(models, "none", [text[:n]]).session
         assert isinstance(session, TreeSession)
-        slots = n + 64 + 64  # prompt, new tokens, room for a tree
+        slots = n + 64 + 64  # prompt, new tokens, slots of a tree
         assert session.cache.bytes == 24 * 2 * 64 * 4 * min(1024, slots), "layers, keys and values, width, float32"
         assert session.cache.bytes <= held(session) <= session.cache.bytes + 4096, "and a few numbers"
         sizes.append(held(session))
@@ -157,26 +157,26 @@ def test_the_memory_of_a_mamba_is_constant(models: Models, text: list[int]) -> N
     assert len(set(sizes)) == 1
 
 
-def test_samples_say_what_was_held(models: Models, text: list[int], tmp_path: Path) -> None:
+def test_samples_report_the_memory_in_use(models: Models, text: list[int], tmp_path: Path) -> None:
     llm = models.llm()
     prompts = tuple(Prompt(str(n), (llm.decode(text[:n]),)) for n in (30, 200))
     runner = Runner(models, Store.open(tmp_path, {"arguments": {}, "started": ""}), tokens=6, weigh=weigh)
     rows = (Method("none"), Method("eagle:demo/hass", budget="16x4"), Method("mamba:demo", budget="16x4"))
     runner.open(rows)
     assert runner.run(Group(Task("two", prompts, raw=True), 0.0, 1, rows, 1))
-    told = {(s.method.partition(",")[0], s.chunk): s.turns[0].memory for s in runner.store.samples}
-    assert len(told) == 6
-    assert all(set(m) == {"cache", "drafter", "peak"} for m in told.values())
+    report = {(s.method.partition(",")[0], s.chunk): s.turns[0].memory for s in runner.store.samples}
+    assert len(report) == 6
+    assert all(set(m) == {"cache", "drafter", "peak"} for m in report.values())
     slot = 24 * 2 * 64 * 4
-    for (_, chunk), memory in told.items():
+    for (_, chunk), memory in report.items():
         n = next(s.lengths[0] for s in runner.store.samples if s.chunk == chunk)
         assert memory["cache"] == pytest.approx(slot * (n + 6 + 64), rel=1e-3)
-    assert told["none", 0]["drafter"] == told["none", 1]["drafter"] == 0
-    assert 0 < told["eagle:demo/hass", 0]["drafter"] < told["eagle:demo/hass", 1]["drafter"]
-    assert told["mamba:demo", 0]["drafter"] == told["mamba:demo", 1]["drafter"] > 0
+    assert report["none", 0]["drafter"] == report["none", 1]["drafter"] == 0
+    assert 0 < report["eagle:demo/hass", 0]["drafter"] < report["eagle:demo/hass", 1]["drafter"]
+    assert report["mamba:demo", 0]["drafter"] == report["mamba:demo", 1]["drafter"] > 0
 
 
-def test_a_batch_is_weighed_whole_or_not_at_all(models: Models, text: list[int]) -> None:
+def test_a_batch_is_measured_completely_or_not_at_all(models: Models, text: list[int]) -> None:
     """Rows that ended before the others have left their states."""
     prompts = [text[:30], text[30:60], text[60:90]]
     ask = Ask(20, 0.0, (1, 2, 3), frozenset())
@@ -192,5 +192,5 @@ def test_a_batch_is_weighed_whole_or_not_at_all(models: Models, text: list[int])
         assert held(made.session) == pytest.approx(3 * alone["cache"], rel=0.01)
         assert held(made.drafting) == pytest.approx(3 * alone["drafter"], rel=0.1)
         if spec == "none":
-            told = weigh(first, 3)
-            assert (told["cache"], told["drafter"]) == (held(made.session), 0)
+            report = weigh(first, 3)
+            assert (report["cache"], report["drafter"]) == (held(made.session), 0)

@@ -39,7 +39,7 @@ def test_the_rows_that_fit_into_memory_are_those_of_a_batch_that_is_complete() -
         method, *_, rows = (cell.strip() for cell in line.strip("|").split("|"))
         fits.setdefault(method, set()).add(rows)
     assert fits["HASS"] == {"106"}
-    assert all(len(found) == 1 for found in fits.values())
+    assert all(len(result) == 1 for result in fits.values())
 
 
 def test_an_old_table_would_be_seen() -> None:

@@ -73,7 +73,7 @@ def test_a_plan_by_hand() -> None:
     made = plan(TARGET, kind, 1e9, 2, "h100", 3, 1000)
     assert made["gpu_hours"]["features"] == pytest.approx(2 * 10e6 * 1e9 / (0.25 * 989e12) / 3600)
     assert made["gpu_hours"]["training"] == pytest.approx(3 * operations * 1e9 / (0.25 * 989e12) / 3600)
-    rows = int((0.9 * 80e9 - 22e6) / 1e9)  # 71 texts of 1,000 tokens have room
+    rows = int((0.9 * 80e9 - 22e6) / 1e9)  # 71 texts of 1,000 tokens fit
     seconds = 5e-4 + (2e7 + rows * 500 * 1e6) / (0.75 * 3.35e12)
     assert made["tokens_per_second"] == pytest.approx(2 * rows / seconds)
     assert made["gpu_hours"]["answers"] == pytest.approx(1e9 * seconds / rows / 3600)

@@ -35,14 +35,14 @@ def models() -> Models:
 def by_hand(llm: LLM, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> float:
     """Mean log p a token: each token read on its own, in double precision from the logits on."""
     model: Any = llm.target
-    told = []
+    messages = []
     for ids, new in pairs:
         out = model.model(torch.tensor([list(ids)]), use_cache=True)
         for token in new:
             scores = out.logits[0, -1].double()
-            told.append(float(scores[token] - scores.logsumexp(0)))
+            messages.append(float(scores[token] - scores.logsumexp(0)))
             out = model.model(torch.tensor([[token]]), **carrying(model.model, carried(model.model, out)))
-    return sum(told) / len(told)
+    return sum(messages) / len(messages)
 
 
 def runner_of(models: Models, folder: Path, tokens: int = 8) -> Runner:
@@ -79,22 +79,22 @@ def test_quality_of_a_lossy_method(models: Models, tmp_path: Path) -> None:
     ids = [runner.ids(task, p, []) for p in task.prompts]
     written = {m.name: [s.turns[0].tokens[0] for s in of(runner, m.name)] for m in rows}
     assert written["none"] != written[TYPICAL.name]
-    found = quality(runner, group, TYPICAL.name, "plain", llm)
-    assert found.log_likelihood == pytest.approx(
+    result = quality(runner, group, TYPICAL.name, "plain", llm)
+    assert result.log_likelihood == pytest.approx(
         by_hand(llm, list(zip(ids, written[TYPICAL.name], strict=True))), abs=1e-4
     )
-    assert found.plain == pytest.approx(by_hand(llm, list(zip(ids, written["none"], strict=True))), abs=1e-4)
+    assert result.plain == pytest.approx(by_hand(llm, list(zip(ids, written["none"], strict=True))), abs=1e-4)
     answers = [llm.tokenizer(p.reference, add_special_tokens=False)["input_ids"] for p in task.prompts]
-    assert found.held_out_loss == pytest.approx(-by_hand(llm, list(zip(ids, answers, strict=True))), abs=1e-4)
-    assert found.exact == 0.0, "eight tokens hold no answer"
+    assert result.held_out_loss == pytest.approx(-by_hand(llm, list(zip(ids, answers, strict=True))), abs=1e-4)
+    assert result.exact == 0.0, "eight tokens hold no answer"
 
     draft = outrider.load(str(files("outrider") / "demo" / "draft"), "none", dtype="float32", device="cpu")
     judged = quality(runner, group, TYPICAL.name, "plain", draft)
     assert judged.log_likelihood == pytest.approx(
         by_hand(draft, list(zip(ids, written[TYPICAL.name], strict=True))), abs=1e-4
     )
-    assert judged.plain < found.plain, "another model would not have written that"
-    assert judged.held_out_loss == found.held_out_loss, "the loss is the decoding target's own"
+    assert judged.plain < result.plain, "another model would not have written that"
+    assert judged.held_out_loss == result.held_out_loss, "the loss is the decoding target's own"
 
 
 def test_exact_is_the_share_of_right_answers(models: Models, tmp_path: Path) -> None:
@@ -109,10 +109,10 @@ def test_exact_is_the_share_of_right_answers(models: Models, tmp_path: Path) -> 
         ((said[0], "zebra crossings", ""), 0.5), (tuple(said), 1.0), (("", "no", "no"), 0.0), (("", "", ""), None),
     ):  # fmt: skip
         prompts = tuple(replace(p, reference=r) for p, r in zip(task.prompts, references, strict=True))
-        found = quality(runner, replace(group, task=replace(task, prompts=prompts)), "none", "plain", models.llm())
-        assert found.exact == share
-        assert (found.held_out_loss is None) == (share is None)
-        assert found.log_likelihood == found.plain
+        result = quality(runner, replace(group, task=replace(task, prompts=prompts)), "none", "plain", models.llm())
+        assert result.exact == share
+        assert (result.held_out_loss is None) == (share is None)
+        assert result.log_likelihood == result.plain
 
 
 def test_texts_of_many_turns(models: Models, tmp_path: Path) -> None:
@@ -127,15 +127,15 @@ def test_texts_of_many_turns(models: Models, tmp_path: Path) -> None:
     runner.open(group.methods)
     assert runner.run(group)
     first = [s for s in of(runner, "none") if s.repeat == 0]
-    found = [(text.ids, text.new) for text in runner.texts(group, newest(of(runner, "none")))]
+    results = [(text.ids, text.new) for text in runner.texts(group, newest(of(runner, "none")))]
     a, b, c = talks
     (one, two), (three,) = (turn.tokens for turn in first[0].turns)
     wanted = [(runner.ids(group.task, a, []), one), (runner.ids(group.task, b, []), two)]
     wanted.append((runner.ids(group.task, a, [one]), three))
     said = [t.tokens[0] for t in first[1].turns]
     wanted += [(runner.ids(group.task, c, said[:i]), said[i]) for i in range(3)]
-    assert found == wanted
-    assert len(found) == 2 + 1 + 3
+    assert results == wanted
+    assert len(results) == 2 + 1 + 3
 
 
 def test_references_that_do_not_fit_are_left_out(models: Models, tmp_path: Path) -> None:
@@ -145,9 +145,9 @@ def test_references_that_do_not_fit_are_left_out(models: Models, tmp_path: Path)
     assert runner.run(group)
     (prompt,) = group.task.prompts
     long = replace(group, task=replace(group.task, prompts=(replace(prompt, reference="word " * 3000),)))
-    found = quality(runner, long, "none", "plain", models.llm())
-    assert found.held_out_loss is None
-    assert found.exact is None, "a chat has no answer to compare with"
+    result = quality(runner, long, "none", "plain", models.llm())
+    assert result.held_out_loss is None
+    assert result.exact is None, "a chat has no answer to compare with"
 
 
 def test_a_variant_is_judged_beside_its_own_plain_decoding(tmp_path: Path) -> None:
@@ -160,9 +160,9 @@ def test_a_variant_is_judged_beside_its_own_plain_decoding(tmp_path: Path) -> No
     ids = runner.ids(group.task, group.task.prompts[0], [])
     for variant, plain in (("plain", "none"), ("int8", "none, int8")):
         name = next(m.name for m in rows if m.variant == variant and not m.plain)
-        found = quality(runner, group, name, variant, models.llm())
+        result = quality(runner, group, name, variant, models.llm())
         text = of(runner, plain)[0].turns[0].tokens[0]
-        assert found.plain == pytest.approx(by_hand(models.llm(), [(ids, text)]), abs=1e-4)
+        assert result.plain == pytest.approx(by_hand(models.llm(), [(ids, text)]), abs=1e-4)
     losses = [quality(runner, group, m.name, m.variant, models.llm()).held_out_loss for m in rows[:2]]
     assert losses[0] != losses[1]
     assert losses[0] == pytest.approx(losses[1], rel=0.02), "eight bits cost little"

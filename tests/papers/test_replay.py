@@ -99,15 +99,15 @@ def test_what_was_recorded(records: list[Record], written: list[Any]) -> None:
 def test_a_replay_counts_what_the_model_counted(
     spec: str, llm: Any, records: list[Record], prompts: list[list[int]]
 ) -> None:
-    found = replay(records, [spec], "16x6", llm.tokenizer)
+    result = replay(records, [spec], "16x6", llm.tokenizer)
     name = "lookahead (pool alone)" if spec == "lookahead" else spec
-    mine, model = found.usages(name), real(llm, spec, prompts, together=False)
+    mine, model = result.usages(name), real(llm, spec, prompts, together=False)
     assert counts(mine) == counts(model)
     assert [u.tau for u in mine] == [u.tau for u in model]
     assert [u.alpha for u in mine] == [u.alpha for u in model]
     if spec not in ("none", "ngram"):
         assert sum(u.accepted for u in mine) > 5
-    for run, record in zip(found.runs[name], records, strict=True):
+    for run, record in zip(result.runs[name], records, strict=True):
         assert [nodes for nodes, _ in run.passes] == [1] * run.usage.rounds or spec != "none"
         assert sum(nodes - 1 for nodes, _ in run.passes) == run.usage.drafted
         assert len(run.passes) == run.usage.rounds
@@ -133,13 +133,13 @@ def test_ragged_batches(spec: str, llm: Any, records: list[Record], prompts: lis
 def test_a_persistent_memory_grows_over_a_recording(llm: Any, records: list[Record]) -> None:
     """Replaying a recording twice over: the second time the suffix drafter knows the answers."""
     twice = [records[0], records[1], records[0], records[1]]
-    found = replay(twice, ["suffix", "suffix?persist=true"], "16x6", llm.tokenizer)
-    plain, kept = found.usages("suffix"), found.usages("suffix?persist=true")
+    result = replay(twice, ["suffix", "suffix?persist=true"], "16x6", llm.tokenizer)
+    plain, kept = result.usages("suffix"), result.usages("suffix?persist=true")
     assert counts(plain[:2]) == counts(plain[2:])
     assert all(late.tau > 1.5 * early.tau for early, late in zip(kept[:2], kept[2:], strict=True))
 
 
-def test_the_law_of_a_recording() -> None:
+def test_a_recording_has_its_distribution() -> None:
     target = ReplayTarget([Record((1, 2), (5, 6, 7, 3)), Record((4,), (8,))], vocab=10)
     session = target.open(64)
     (chunk,) = session.prefill([[1, 2], [4]])
@@ -264,11 +264,11 @@ def test_other_tokenizers(model: str, shared: Path, tmp_path: Path) -> None:
     path.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
     records = read(path, tokenizer)
     assert all(r.answer[-1] == tokenizer.eos_token_id for r in records)
-    found = replay(records, ["lookup", "suffix"], "16x6", tokenizer)
-    for usage, record in zip(found.usages("suffix"), records, strict=True):
+    result = replay(records, ["lookup", "suffix"], "16x6", tokenizer)
+    for usage, record in zip(result.usages("suffix"), records, strict=True):
         assert usage.new_tokens == len(record.answer)
         assert usage.tau > 1
-    assert [row.answers for row in figures(found, parse("7b@a100"))] == [2, 2]
+    assert [row.answers for row in figures(result, parse("7b@a100"))] == [2, 2]
 
 
 def test_another_text_than_recorded_is_our_error(records: list[Record], llm: Any) -> None:
@@ -334,7 +334,7 @@ def test_refused_costs(text: str, why: str) -> None:
 
 
 def test_a_prediction_by_hand() -> None:
-    """Passes of 1 s (10 nodes or fewer) or n / 10 s, no cost of context: all numbers in one's head."""
+    """Passes of 1 s (10 nodes or fewer) or n / 10 s, no cost of context: by mental arithmetic."""
     cost = Cost("round", parameters=1, bandwidth=1, flops=20, bytes=1)
     first = Run(Usage(prompt_tokens=5, new_tokens=9, rounds=2, draft_seconds=1.0), ((8, 5), (20, 9)))  # 8 s -> 1 + 2
     second = Run(Usage(prompt_tokens=3, new_tokens=5, rounds=4), ((1, 3), (1, 4), (1, 5), (1, 6)))  # 4 s -> 4
@@ -352,15 +352,15 @@ def test_a_prediction_by_hand() -> None:
 
 def test_figures(records: list[Record], llm: Any) -> None:
     seen: list[tuple[int, int]] = []
-    found = replay(records, ["none", "lookup"], "8x4", llm.tokenizer, progress=lambda *at: seen.append(at))
+    result = replay(records, ["none", "lookup"], "8x4", llm.tokenizer, progress=lambda *at: seen.append(at))
     assert seen == [(1, 4), (2, 4), (3, 4), (4, 4)]
-    made = figures(found, parse("7b@rtx4090,kv=0"))
+    made = figures(result, parse("7b@rtx4090,kv=0"))
     by = {(c.task, c.method): c for c in made}
     assert set(by) == {(t, s) for t in ("maths", "chat") for s in ("none", "lookup")}
     plain, drafted = by["maths", "none"], by["maths", "lookup"]
     assert plain.answers == drafted.answers == 2
     assert (plain.rounds["tau"], plain.rounds["depths"], plain.rounds["nodes"]) == ((1.0, 1.0, 1.0), [], 1.0)
-    usages = found.usages("lookup")[:2]
+    usages = result.usages("lookup")[:2]
     rounds = sum(u.rounds for u in usages)
     tau = drafted.rounds["tau"]
     assert tau.value == pytest.approx((sum(u.new_tokens for u in usages) - 2) / rounds, abs=1e-5)
@@ -381,9 +381,9 @@ def test_the_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     row = {"prompt_tokens": [1, 2, 3, 4, 1, 2], "answer_tokens": [3, 4, 1, 2, 3, 4, 7, 5, 1, 2, 3, 4]}
     file.write_text(json.dumps(row) + "\n", encoding="utf-8")
     assert command.run(main, [str(file), "--drafter", "lookup", "--json"]) == 0
-    (told,) = json.loads(capsys.readouterr().out)
-    assert told["rounds"]["tau"][0] > 1.5
-    assert told["predicted"]["speedup"][0] > 1
+    (report,) = json.loads(capsys.readouterr().out)
+    assert report["rounds"]["tau"][0] > 1.5
+    assert report["predicted"]["speedup"][0] > 1
     assert command.run(main, [str(file), "--drafter", "lookup"]) == 0
     assert "replay, lookup: tau" in capsys.readouterr().out
     assert command.run(main, [str(tmp_path / "nowhere.jsonl")]) == 2

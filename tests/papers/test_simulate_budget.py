@@ -163,5 +163,5 @@ def test_a_recording_is_made_read_and_replayed(tmp_path: Path, monkeypatch: pyte
     for text in recording.cells["sample/chat | 1 | 1"].texts:
         assert len(text.tokens) == 13
         assert {len(rows) for rows in text.trees.values()} == {11}
-    found = simulation.run(recording, simulation.DRAFTERS, simulation.Setting(seeds=1))
-    assert all(found[cell][0] > 0 for cell in recording.best)
+    result = simulation.run(recording, simulation.DRAFTERS, simulation.Setting(seeds=1))
+    assert all(result[cell][0] > 0 for cell in recording.best)

@@ -35,24 +35,24 @@ def test_methods_go_by_their_labels_where_no_other_has_the_same() -> None:
     rows = [("none", ""), ("HASS, 4x3", "HASS"), ("HASS, 8x4", "HASS"), ("EAGLE, 6x5", "EAGLE")]
     cells = [Cell("t", 0.0, 1, method, label, label or method) for method, label in rows]
     run_ = RunInfo("demo", arguments={"limit": 3, "data": "/a/folder", "out": "/another"})
-    found = studies.kept(Document(run_, cells=cells), "x")
-    assert found["run"]["arguments"] == {"limit": 3}
-    assert [c["method"] for c in found["cells"]] == ["none", "HASS, 4x3", "HASS, 8x4", "EAGLE"]
+    results = studies.kept(Document(run_, cells=cells), "x")
+    assert results["run"]["arguments"] == {"limit": 3}
+    assert [c["method"] for c in results["cells"]] == ["none", "HASS, 4x3", "HASS, 8x4", "EAGLE"]
 
 
 def test_a_run_beside_other_work_keeps_no_times() -> None:
-    told = Estimate(1.5, 1.4, 1.6)
+    messages = Estimate(1.5, 1.4, 1.6)
     bins = Reliability(0.1, 9, [Bin(0.0, 0.1, 9, 0.05, 0.15)])
-    cell = Cell("t", 0.0, 1, "HASS", speedup=told, tau=told, round_ms=RoundTime(1, 2, 3), reliability=bins)
-    mean = Mean(0.0, 1, "HASS", speedup=told, tokens_per_second=told, tau=told, round_ms=RoundTime(1, 2, 3))
+    cell = Cell("t", 0.0, 1, "HASS", speedup=messages, tau=messages, round_ms=RoundTime(1, 2, 3), reliability=bins)
+    mean = Mean(0.0, 1, "HASS", speedup=messages, tokens_per_second=messages, tau=messages, round_ms=RoundTime(1, 2, 3))
     document = Document(RunInfo("smollm2"), cells=[cell], pooled=[mean], macro=[mean])
     for name in (*studies.UNTIMED, "eagle_demo"):
-        found = studies.kept(document, name, timed=False)
-        for row in (*found["cells"], *found["pooled"], *found["macro"]):
-            assert row["tau"] == list(told)
+        result = studies.kept(document, name, timed=False)
+        for row in (*result["cells"], *result["pooled"], *result["macro"]):
+            assert row["tau"] == list(messages)
             assert not set(row) & {"speedup", "tokens_per_second", "round_ms"}
     assert studies.kept(document, "smollm2_confidence")["cells"][0]["reliability"]["bins"], "of confidences"
-    assert studies.kept(document, "drafters")["pooled"][0]["speedup"] == list(told)
+    assert studies.kept(document, "drafters")["pooled"][0]["speedup"] == list(messages)
 
 
 def test_tokens_and_rounds_of_each_prompt() -> None:
@@ -66,8 +66,8 @@ def test_tokens_and_rounds_of_each_prompt() -> None:
     taus = studies.by_prompt(lines)
     assert taus == {"a": {"0": [[3, 3], [12, 6]]}, "b": {"0": [[3, 1], [12, 3]]}}
     cells = [Cell("t", 0.0, 1, "a", "A"), Cell("t", 0.0, 1, "b", spec="lookup")]
-    told = studies.kept(Document(RunInfo("smollm2"), cells=cells), "smollm2_findings", taus)["run"]["methods"]
-    assert told == {"A": taus["a"], "lookup": taus["b"]}, "by the names that the report has"
+    messages = studies.kept(Document(RunInfo("smollm2"), cells=cells), "smollm2_findings", taus)["run"]["methods"]
+    assert messages == {"A": taus["a"], "lookup": taus["b"]}, "by the names that the report has"
 
 
 @pytest.fixture
@@ -83,9 +83,9 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Study:
 
 
 def test_a_context_beyond_the_positions_is_stretched(config: Study) -> None:
-    told = json.loads((Path(str(config.model)) / "config.json").read_text())
-    assert told["rope_parameters"]["factor"] == 2112 / 2048
-    assert told["max_position_embeddings"] == 2112
+    report = json.loads((Path(str(config.model)) / "config.json").read_text())
+    assert report["rope_parameters"]["factor"] == 2112 / 2048
+    assert report["max_position_embeddings"] == 2112
     assert "2112-" in config.drafters[-1]
     task = load(config.tasks[0], None, config.limit)
     assert (len(task.prompts), task.cut) == (2, 2080)
@@ -103,7 +103,7 @@ def test_a_study_of_contexts(config: Study, tmp_path: Path) -> None:
     assert eagle.same_text == 1
 
 
-def test_the_oracle_is_as_right_as_it_is_told_to_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_oracle_has_its_configured_accuracy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(oracles, "PLACE", contexts.DEMO / "target")
     monkeypatch.setattr(oracles, "ALPHAS", (0.0, 1.0))
     config = replace(oracles.study(), limit=1, repeats=1, tokens=12, peers=(), out=tmp_path, keep_loops=True)

@@ -1,4 +1,4 @@
-"""Leviathan's formulas: the paper's own numbers, their limits, simulation, and the two generalisations."""
+"""Leviathan's formulas: the paper's own figures, their limits, simulation, and the two generalisations."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from instrument import rounds_of
 
 from outrider.core.types import Usage
 from outrider.params import InputError
@@ -154,19 +155,11 @@ def test_the_figures_are_drawn(tmp_path: Path, suffix: str) -> None:
 # -- measured rounds ------------------------------------------------------------
 
 
-def rounds_of(accepted_at: list[int], tested_at: list[int], rounds: int, **more: float) -> Usage:
-    made = Usage(
-        new_tokens=1 + rounds + sum(accepted_at), rounds=rounds, accepted=sum(accepted_at), tested=sum(tested_at),
-        accepted_at=accepted_at, tested_at=tested_at,
-    )  # fmt: skip
-    return replace(made, **more)
-
-
 def chain(rounds: int, gamma: int, draft: float, verify: float) -> list[list[Usage]]:
     """Rounds that accept 0 .. gamma tokens of a chain by turns: round r accepts r mod (gamma + 1)."""
-    told = [r % (gamma + 1) for r in range(rounds)]
-    accepted = [sum(t > d for t in told) for d in range(gamma)]
-    tested = [sum(t >= d for t in told) for d in range(gamma)]
+    messages = [r % (gamma + 1) for r in range(rounds)]
+    accepted = [sum(t > d for t in messages) for d in range(gamma)]
+    tested = [sum(t >= d for t in messages) for d in range(gamma)]
     one = rounds_of(
         accepted, tested, rounds, drafted=rounds * gamma, draft_seconds=draft * rounds, verify_seconds=verify * rounds,
         decode_seconds=(draft + verify) * rounds,
@@ -176,36 +169,36 @@ def chain(rounds: int, gamma: int, draft: float, verify: float) -> list[list[Usa
 
 def test_theory_of_a_chain_where_all_is_known() -> None:
     """gamma 3, accepted 0, 1, 2, 3 by turns: of 4 rounds 6 of 9 tests; a draft 0.3 and a pass 1.5 plain passes."""
-    found = theory.of_rounds(chain(40, 3, draft=0.003, verify=0.015), plain_ms=10.0, speedup=1.25)
-    assert found is not None
-    assert (found.alpha, found.gamma, found.measured_speedup) == (pytest.approx(6 / 9), 3, 1.25)
-    assert found.c == pytest.approx(0.1)
-    assert found.verify == pytest.approx(1.5)
-    assert found.measured_tau == pytest.approx(2.5)
-    assert found.tau == pytest.approx((1 - (2 / 3) ** 4) / (1 / 3))
-    assert found.promised == pytest.approx(theory.speedup(2 / 3, 3, 0.1))
-    assert found.promised_at_cost == pytest.approx(found.tau / (0.3 + 1.5))
-    assert "gamma 3 and c 0.100" in found.sentence
+    result = theory.of_rounds(chain(40, 3, draft=0.003, verify=0.015), plain_ms=10.0, speedup=1.25)
+    assert result is not None
+    assert (result.alpha, result.gamma, result.measured_speedup) == (pytest.approx(6 / 9), 3, 1.25)
+    assert result.c == pytest.approx(0.1)
+    assert result.verify == pytest.approx(1.5)
+    assert result.measured_tau == pytest.approx(2.5)
+    assert result.tau == pytest.approx((1 - (2 / 3) ** 4) / (1 / 3))
+    assert result.promised == pytest.approx(theory.speedup(2 / 3, 3, 0.1))
+    assert result.promised_at_cost == pytest.approx(result.tau / (0.3 + 1.5))
+    assert "gamma 3 and c 0.100" in result.sentence
 
 
 def test_a_tree_counts_as_a_chain_of_its_depth() -> None:
     wide = replace(chain(40, 3, 0.003, 0.015)[0][0], drafted=40 * 15)
-    found = theory.of_rounds([[wide]], 10.0, 1.0)
-    assert found is not None
-    assert found.gamma == 3
+    result = theory.of_rounds([[wide]], 10.0, 1.0)
+    assert result is not None
+    assert result.gamma == 3
     brief = replace(wide, drafted=40 * 2)  # a budget that often drafted less
-    found = theory.of_rounds([[brief]], 10.0, 1.0)
-    assert found is not None
-    assert found.gamma == 2
-    assert found.c == pytest.approx(0.15)
+    result = theory.of_rounds([[brief]], 10.0, 1.0)
+    assert result is not None
+    assert result.gamma == 2
+    assert result.c == pytest.approx(0.15)
     rare = replace(wide, drafted=4)
-    found = theory.of_rounds([[rare]], 10.0, 1.0)
-    assert found is not None
-    assert found.gamma == 1
+    result = theory.of_rounds([[rare]], 10.0, 1.0)
+    assert result is not None
+    assert result.gamma == 1
 
 
 def test_theory_needs_a_draft_and_a_plain_pass() -> None:
-    told = chain(40, 3, 0.003, 0.015)
-    assert theory.of_rounds(told, 0.0, 1.0) is None
-    assert theory.of_rounds([[replace(told[0][0], drafted=0)]], 10.0, 1.0) is None
-    assert theory.of_rounds([[replace(told[0][0], tested=0)]], 10.0, 1.0) is None
+    report = chain(40, 3, 0.003, 0.015)
+    assert theory.of_rounds(report, 0.0, 1.0) is None
+    assert theory.of_rounds([[replace(report[0][0], drafted=0)]], 10.0, 1.0) is None
+    assert theory.of_rounds([[replace(report[0][0], tested=0)]], 10.0, 1.0) is None

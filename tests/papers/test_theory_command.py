@@ -4,41 +4,36 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
+from cli_world import Result, Run
 
 from papers import command
 from papers.theory import theory
 
 
-class Ran:
-    def __init__(self, code: int, out: str, err: str):
-        self.code, self.out, self.err = code, out, err
-
-
 @pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Any:
-    def call(*args: str) -> Ran:
-        return Ran(command.run(theory, args), *capsys.readouterr())
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    def call(*args: str) -> Result:
+        return Result(command.run(theory, args), *capsys.readouterr())
 
     return call
 
 
-def test_a_promise(run: Any) -> None:
+def test_a_promise(run: Run) -> None:
     shown = run("--alpha", "0.8", "--c", "0.05")
     assert shown.code == 0
     assert "best gamma: 8 (3.09 times as fast)" in shown.out
-    found = json.loads(run("--alpha", "0.8", "--c", "0.05", "--gamma", "5", "--json").out)["promise"]
-    assert found["gamma"] == 5
-    assert found["best_gamma"] == 8
-    assert found["c_hat"] == 0.05
-    assert found["tau"] == pytest.approx(3.68928)
+    result = json.loads(run("--alpha", "0.8", "--c", "0.05", "--gamma", "5", "--json").out)["promise"]
+    assert result["gamma"] == 5
+    assert result["best_gamma"] == 8
+    assert result["c_hat"] == 0.05
+    assert result["tau"] == pytest.approx(3.68928)
     assert "do not speculate" in run("--alpha", "0.5", "--c", "0.6").out
     assert "the more the better" in run("--alpha", "0.5").out
 
 
-def test_table_and_inverse(run: Any) -> None:
+def test_table_and_inverse(run: Run) -> None:
     shown = run("--table", "--speedup", "3", "--c", "0.05")
     assert "6.86x (6.86)" in shown.out
     assert "needs alpha 0.791" in shown.out
@@ -48,12 +43,12 @@ def test_table_and_inverse(run: Any) -> None:
     assert curve["best_gamma"] == 2
 
 
-def test_measured_and_plot(run: Any, tmp_path: Path) -> None:
+def test_measured_and_plot(run: Run, tmp_path: Path) -> None:
     file, picture = tmp_path / "run.json", tmp_path / "theory.svg"
     file.write_text('{"alpha": 0.8, "gamma": 5, "c": 0.05, "speedup": 2.5}')
     shown = run("--measured", str(file), "--plot", str(picture), "--json")
-    found = json.loads(shown.out)
-    assert found["measured"]["promised_speedup"] == pytest.approx(2.951424)
+    result = json.loads(shown.out)
+    assert result["measured"]["promised_speedup"] == pytest.approx(2.951424)
     assert picture.is_file()
     assert not shown.err
 
@@ -73,7 +68,7 @@ def test_measured_and_plot(run: Any, tmp_path: Path) -> None:
         (["--alpha", ".5", "--verify", "1,x"], "numbers with commas"),
     ],
 )
-def test_bad_input_is_one_sentence(run: Any, args: list[str], words: str) -> None:
+def test_bad_input_is_one_sentence(run: Run, args: list[str], words: str) -> None:
     shown = run(*args, "--json")
     assert shown.code == 2
     assert not shown.out

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import subprocess
 import sys
@@ -14,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from enumerating import cut
-from transformers import LlamaConfig, LlamaForCausalLM
+from small import noised, tiny_llama
 
 from outrider import drafters
 from outrider.backends.torch import load_target
@@ -51,41 +50,31 @@ class Tiny:
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
-    torch.manual_seed(3)
-    config = LlamaConfig(
-        vocab_size=VOCAB, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1, max_position_embeddings=96, initializer_range=0.35, eos_token_id=None,
-        bos_token_id=None,
-    )  # fmt: skip
-    model = LlamaForCausalLM(config).double().eval()
-    noisy = copy.deepcopy(model)
-    with torch.no_grad():
-        for p in noisy.parameters():
-            p.add_(torch.randn_like(p) * 0.5 * p.std())
+    model = tiny_llama(VOCAB, initializer_range=0.35)
     folder = tmp_path_factory.mktemp("noisy")
-    noisy.save_pretrained(folder)
+    noised(model, 0.5).save_pretrained(folder)
     return Tiny(load_target(model), str(folder))
 
 
 @pytest.fixture(scope="module")
-def laws() -> tuple[enumeration.Exact, ...]:
+def distributions() -> tuple[enumeration.Exact, ...]:
     return enumeration.exact()
 
 
 @pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch, laws: tuple[enumeration.Exact, ...]) -> None:
-    """The exact laws are computed once for all tests."""
-    monkeypatch.setattr(audit, "exact", lambda seed, tensors: laws)
+def quick(monkeypatch: pytest.MonkeyPatch, distributions: tuple[enumeration.Exact, ...]) -> None:
+    """The exact distributions are computed once for all tests."""
+    monkeypatch.setattr(audit, "exact", lambda seed, tensors: distributions)
 
 
-def deviations(tiny: Tiny, drafter: Any, rule: str, law: Sampling, samples: int = 1000, shape: Any = None) -> float:
-    """The p-value of one prompt's pairs under one law."""
+def deviations(tiny: Tiny, drafter: Any, rule: str, params: Sampling, samples: int = 1000, shape: Any = None) -> float:
+    """The p-value of one prompt's pairs under one sampling."""
     engine = tiny.llm(drafter).engine(rule, FixedBudget(16, 3, shape))
     with torch.no_grad():
-        cells = draws.exact_cells(engine.target.model, PROMPTS[0], law, samples)  # type: ignore[attr-defined]
+        cells = draws.exact_cells(engine.target.model, PROMPTS[0], params, samples)  # type: ignore[attr-defined]
         counts = torch.zeros(len(cells.expected), dtype=torch.float64)
         for first in range(0, samples, 1000):
-            for pair in draws.pairs(engine, PROMPTS[0], law, range(first, first + 1000)):
+            for pair in draws.pairs(engine, PROMPTS[0], params, range(first, first + 1000)):
                 counts[cells.of(*pair)] += 1
     return g_test(counts, cells.expected)[1]
 
@@ -94,18 +83,18 @@ def deviations(tiny: Tiny, drafter: Any, rule: str, law: Sampling, samples: int 
 @pytest.mark.parametrize(("drafter", "rule"), [("lookup", "coupled"), ("suffix", "rejection"), ("model", "block")])
 def test_lossless_passes(tiny: Tiny, drafter: str, rule: str, capsys: pytest.CaptureFixture[str]) -> None:
     seen: list[tuple[str, int, int]] = []
-    found = audit.audit(tiny.llm(drafter), rule, PROMPTS, 200, 1, 10, lambda *step: seen.append(step))
-    assert found.lossless, found
-    assert "lossless" in found.sentence
-    assert "99 % power" in found.sentence
-    assert "identical" not in found.sentence
-    assert not any(e.divergences for e in found.equality)
-    assert all(e.own == e.texts for e in found.equality)
-    assert {e.batch for e in found.equality} == {1, 2}
-    assert all(s.cells > 3 and not s.rejected for s in found.statistics)
+    result = audit.audit(tiny.llm(drafter), rule, PROMPTS, 200, 1, 10, lambda *step: seen.append(step))
+    assert result.lossless, result
+    assert "lossless" in result.sentence
+    assert "99 % power" in result.sentence
+    assert "identical" not in result.sentence
+    assert not any(e.divergences for e in result.equality)
+    assert all(e.own == e.texts for e in result.equality)
+    assert {e.batch for e in result.equality} == {1, 2}
+    assert all(s.cells > 3 and not s.rejected for s in result.statistics)
     assert {part for part, done, of in seen if done == of} == {"equality", "samples"}
-    assert json.loads(json.dumps(document(found)))["rule"] == rule
-    show(found)
+    assert json.loads(json.dumps(document(result)))["rule"] == rule
+    show(result)
     assert "without a drafter" in capsys.readouterr().out
 
 
@@ -127,10 +116,10 @@ def test_all_rules_but_typical_write_the_targets_distribution(tensors: bool) -> 
 
 @pytest.mark.usefixtures("quick")
 def test_typical_is_lossy(tiny: Tiny) -> None:
-    found = audit.audit(tiny.llm("model"), "typical", PROMPTS, 400, 0, 6)
-    assert not found.lossless
-    assert "LOSSY by design" in found.sentence
-    assert any(s.rejected for s in found.statistics)
+    result = audit.audit(tiny.llm("model"), "typical", PROMPTS, 400, 0, 6)
+    assert not result.lossless
+    assert "LOSSY by design" in result.sentence
+    assert any(s.rejected for s in result.statistics)
 
 
 # --- broken rules
@@ -149,15 +138,15 @@ def no_residual(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("break_it", "law", "rule"),
+    ("break_it", "params", "rule"),
     [(raw_logits, Sampling(0.5), "rejection"), (no_residual, HOT, "rejection"), (None, HOT, "rejection")],
 )
 def test_statistics_catch_a_wrong_rule(
-    tiny: Tiny, monkeypatch: pytest.MonkeyPatch, break_it: Callable[..., None] | None, law: Sampling, rule: str
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch, break_it: Callable[..., None] | None, params: Sampling, rule: str
 ) -> None:
     if break_it is not None:
         break_it(monkeypatch)
-    p = deviations(tiny, "model", rule, law, shape=(1, 1, 1))
+    p = deviations(tiny, "model", rule, params, shape=(1, 1, 1))
     assert (p < 1e-6) if break_it else (p > 1e-3)
 
 
@@ -189,7 +178,7 @@ def test_the_rules_in_numpy_are_enumerated_without_torch() -> None:
 
 @dataclass(frozen=True)
 class Bigram(Drafter):
-    """A drafter with a law of its own, of the last token alone: sampled, or spoilt."""
+    """A drafter with a distribution of its own, given the last token alone: sampled, or spoilt."""
 
     how: str  # honest | pruned | top-k
     taps: tuple[int, ...] = ()
@@ -224,9 +213,9 @@ class BigramDrafting(Drafting):
         if self.how == "honest":
             return tree
         values = [[0.0] for _ in rows.root]
-        for (tokens, parents, _), laws, row in zip(tree.host, tree.q, values, strict=True):
+        for (tokens, parents, _), distributions, row in zip(tree.host, tree.q, values, strict=True):
             for token, parent in zip(tokens[1:], parents[1:], strict=True):
-                row.append(row[parent] + float(np.log(laws[parent, token])))
+                row.append(row[parent] + float(np.log(distributions[parent, token])))
         return cut(tree, best_of(values, 4, 0.0, None))
 
 
@@ -237,11 +226,11 @@ def test_statistics_catch_a_wrong_draft(tiny: Tiny, how: str) -> None:
 
 
 @pytest.mark.usefixtures("quick")
-def test_the_audit_says_so(tiny: Tiny) -> None:
-    found = audit.audit(tiny.llm(Bigram("top-k")), "rejection", PROMPTS, 400, 0, 6)
-    assert not found.lossless
-    assert "NOT lossless" in found.sentence
-    assert any(s.rejected for s in found.statistics)
+def test_the_audit_reports_its_verdicts(tiny: Tiny) -> None:
+    result = audit.audit(tiny.llm(Bigram("top-k")), "rejection", PROMPTS, 400, 0, 6)
+    assert not result.lossless
+    assert "NOT lossless" in result.sentence
+    assert any(s.rejected for s in result.statistics)
 
 
 def test_equality_catches_a_wrong_mask(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -276,20 +265,20 @@ def test_equality_catches_a_wrong_mask(tiny: Tiny, monkeypatch: pytest.MonkeyPat
 
 
 def test_power_of_a_known_deviation() -> None:
-    """At the TV that is said to be found with 99 % power, the worst-shaped deviation is found about that often."""
+    """At the TV with a stated power of 99 %, the worst-shaped deviation is detected about that often."""
     k, n, alpha = 16, 4000, 1e-3
     tv = detectable(n, k, alpha, 0.99)
-    law = torch.full((k,), 1 / k, dtype=torch.float64)
-    off = law + torch.tensor([1.0, -1.0] * (k // 2)) * 2 * tv / k
+    params = torch.full((k,), 1 / k, dtype=torch.float64)
+    off = params + torch.tensor([1.0, -1.0] * (k // 2)) * 2 * tv / k
     g = torch.Generator().manual_seed(0)
 
-    def found(p: torch.Tensor, runs: int = 400) -> float:
+    def result(p: torch.Tensor, runs: int = 400) -> float:
         drawn = torch.multinomial(p.expand(runs, k), n, replacement=True, generator=g)
         counts = torch.zeros(runs, k, dtype=torch.float64).scatter_add_(1, drawn, torch.ones(runs, n).double())
-        return sum(g_test(c, law)[1] < alpha for c in counts) / runs
+        return sum(g_test(c, params)[1] < alpha for c in counts) / runs
 
-    assert 0.97 <= found(off) <= 1.0
-    assert found(law) <= 0.01
+    assert 0.97 <= result(off) <= 1.0
+    assert result(params) <= 0.01
     assert detectable(220_000, 64, 1e-3, 0.99) == pytest.approx(0.01, rel=0.05)
     assert detectable(100, 1, alpha, 0.99) == 1.0
 
@@ -301,17 +290,17 @@ def test_holm() -> None:
 
 
 @pytest.mark.parametrize(
-    ("law", "samples"), [(HOT, 300), (HOT, 10_000), (Sampling(0.3), 500), (Sampling(1.0, top_p=0.5), 1000)]
+    ("params", "samples"), [(HOT, 300), (HOT, 10_000), (Sampling(0.3), 500), (Sampling(1.0, top_p=0.5), 1000)]
 )
-def test_cells_hold_their_law(tiny: Tiny, law: Sampling, samples: int) -> None:
-    """Every pair goes to one cell, and a cell's law is the sum of its pairs'."""
+def test_a_cell_is_the_sum_of_its_pairs(tiny: Tiny, params: Sampling, samples: int) -> None:
+    """Every pair goes to one cell, and a cell's probability is the sum of its pairs'."""
     model: Any = tiny.target
     sums: dict[int, float] = {}
     with torch.no_grad():
-        cells = draws.exact_cells(model.model, PROMPTS[0], law, samples)
-        first = tensors.law(model.model(torch.tensor([PROMPTS[0]])).logits[0, -1], law)
+        cells = draws.exact_cells(model.model, PROMPTS[0], params, samples)
+        first = tensors.law(model.model(torch.tensor([PROMPTS[0]])).logits[0, -1], params)
         for x in range(VOCAB):
-            second = tensors.law(model.model(torch.tensor([[*PROMPTS[0], x]])).logits[0, -1], law)
+            second = tensors.law(model.model(torch.tensor([[*PROMPTS[0], x]])).logits[0, -1], params)
             for y in range(VOCAB):
                 cell = cells.of(x, y)
                 sums[cell] = sums.get(cell, 0.0) + float(first[x] * second[y])

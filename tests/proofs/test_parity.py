@@ -36,21 +36,21 @@ def certify(
     def loaded(spec: Any) -> Any:
         return load(str(model), spec, dtype="float32")
 
-    (found,) = parity.certify(loaded, [str(drafter)], model, prompts, decode, TOKENS, NEW)
-    return found
+    (result,) = parity.certify(loaded, [str(drafter)], model, prompts, decode, TOKENS, NEW)
+    return result
 
 
 def test_an_equal_engine_agrees_round_for_round(model: Path, drafter: Path) -> None:
-    found = certify(model, drafter)
-    assert found.passed
-    assert not found.splits
-    assert found.same_rounds == len(PROMPTS), "every count is equal, not merely within an interval"
-    assert [p.ours for p in found.places] == [p.theirs for p in found.places]
-    assert found.places[0].ours.hits > 5, "something is accepted, or nothing is tested"
-    assert found.places[0].ours.trials > found.places[0].ours.hits
-    assert found.tau_ours == found.tau_theirs > 1
-    assert found.written == NEW * len(PROMPTS)
-    assert "all 16 texts are identical" in found.sentence
+    result = certify(model, drafter)
+    assert result.passed
+    assert not result.splits
+    assert result.same_rounds == len(PROMPTS), "every count is equal, not merely within an interval"
+    assert [p.ours for p in result.places] == [p.theirs for p in result.places]
+    assert result.places[0].ours.hits > 5, "something is accepted, or nothing is tested"
+    assert result.places[0].ours.trials > result.places[0].ours.hits
+    assert result.tau_ours == result.tau_theirs > 1
+    assert result.written == NEW * len(PROMPTS)
+    assert "all 16 texts are identical" in result.sentence
 
 
 @pytest.mark.parametrize("kind", ["causal", "open", "parallel"])
@@ -59,14 +59,14 @@ def test_drafts_of_one_pass_agree_round_for_round(model: Path, kind: str) -> Non
     folder = model.parent / kind
     made = parallel_at(folder) if kind == "parallel" else block_at(folder, kind == "causal")
     jobs: list[dict[str, Any]] = []
-    found = certify(model, made, lambda job: engine(jobs.append(job) or job))  # type: ignore[func-returns-value]
-    assert found.passed
-    assert not found.splits
-    assert found.same_rounds == len(PROMPTS)
-    assert [p.ours for p in found.places] == [p.theirs for p in found.places]
-    assert found.places[0].ours.hits > 5, "something is accepted, or nothing is tested"
-    room = jobs[0]["context"] - max(map(len, PROMPTS))
-    assert room >= NEW - 2 + 2 * TOKENS + 1, "vLLM drafts zeros where this chain and the next do not fit"
+    result = certify(model, made, lambda job: engine(jobs.append(job) or job))  # type: ignore[func-returns-value]
+    assert result.passed
+    assert not result.splits
+    assert result.same_rounds == len(PROMPTS)
+    assert [p.ours for p in result.places] == [p.theirs for p in result.places]
+    assert result.places[0].ours.hits > 5, "something is accepted, or nothing is tested"
+    remaining = jobs[0]["context"] - max(map(len, PROMPTS))
+    assert remaining >= NEW - 2 + 2 * TOKENS + 1, "vLLM drafts zeros where this chain and the next do not fit"
 
 
 def test_one_round_more_shows_where_the_text_is_the_same(model: Path, drafter: Path) -> None:
@@ -79,23 +79,23 @@ def test_one_round_more_shows_where_the_text_is_the_same(model: Path, drafter: P
                 counts[sum(map(bool, counts)) - 1] -= 1  # one token less in one round, at the deepest place
             yield event
 
-    found = certify(model, drafter, other)
-    assert all(place.agrees for place in found.places)
-    assert (found.uneven, found.same_rounds, found.same_text) == ([3], len(PROMPTS) - 1, True)
-    assert not found.passed
-    assert "acceptance DIFFERS" in found.sentence
-    found = certify(model, "lookup", other)
-    assert 3 in found.uneven
-    assert found.passed, "what learns as it goes may differ within the intervals"
+    result = certify(model, drafter, other)
+    assert all(place.agrees for place in result.places)
+    assert (result.uneven, result.same_rounds, result.same_text) == ([3], len(PROMPTS) - 1, True)
+    assert not result.passed
+    assert "acceptance DIFFERS" in result.sentence
+    result = certify(model, "lookup", other)
+    assert 3 in result.uneven
+    assert result.passed, "what learns as it goes may differ within the intervals"
 
 
 @pytest.mark.parametrize("spec", ["suffix", "lookup + ngram"])
 def test_a_drafter_inside_agrees(model: Path, spec: str) -> None:
-    found = certify(model, spec)
-    assert found.passed
-    assert found.method == "custom_class"
-    assert found.places[0].ours.hits > 5
-    most = found.same_rounds > len(PROMPTS) * 3 // 4
+    result = certify(model, spec)
+    assert result.passed
+    assert result.method == "custom_class"
+    assert result.places[0].ours.hits > 5
+    most = result.same_rounds > len(PROMPTS) * 3 // 4
     assert most or "+" in spec, "the slow engine forgets what its drafter has learnt, which tells most in a mix"
     with pytest.raises(InputError, match="outrider export"):
         certify(model, "lookahead")
@@ -110,11 +110,11 @@ def test_another_drafter_or_text_shows(model: Path, drafter: Path) -> None:
         save_file({k: t.contiguous() for k, t in tensors.items()}, file)
         yield from engine(job)
 
-    found = certify(model, drafter, shifted)
-    assert not found.splits, "the text does not depend on the drafter"
-    assert not found.same_acceptance
-    assert not found.passed
-    assert "acceptance DIFFERS" in found.sentence
+    result = certify(model, drafter, shifted)
+    assert not result.splits, "the text does not depend on the drafter"
+    assert not result.same_acceptance
+    assert not result.passed
+    assert "acceptance DIFFERS" in result.sentence
 
     few = PROMPTS[:5]
 
@@ -123,10 +123,10 @@ def test_another_drafter_or_text_shows(model: Path, drafter: Path) -> None:
         nothing = {"drafts": [0] * len(few), "accepted_at": [[0] * TOKENS] * len(few)}
         yield from ({**event, **nothing} if "texts" in event else event for event in engine(job))
 
-    found = certify(model, drafter, silent, few)
-    assert all(place.agrees for place in found.places)
-    assert not found.passed
-    assert "NO parity" in found.sentence
+    result = certify(model, drafter, silent, few)
+    assert all(place.agrees for place in result.places)
+    assert not result.passed
+    assert "NO parity" in result.sentence
 
     def changed(run: int, text: int, at: int) -> vllm.Decode:
         """Another token in one text of one run."""
@@ -141,16 +141,16 @@ def test_another_drafter_or_text_shows(model: Path, drafter: Path) -> None:
 
         return decode
 
-    found = certify(model, drafter, changed(1, 1, 5), few)
-    assert [(s.prompt, s.position, s.rounding) for s in found.splits] == [(1, 5, False)]
-    assert found.splits[0].margin > 0.01
-    assert [(s.prompt, s.position, s.rounding) for s in found.plain] == [(1, 5, False)]
-    assert "1 of 5 texts differ" in found.sentence
+    result = certify(model, drafter, changed(1, 1, 5), few)
+    assert [(s.prompt, s.position, s.rounding) for s in result.splits] == [(1, 5, False)]
+    assert result.splits[0].margin > 0.01
+    assert [(s.prompt, s.position, s.rounding) for s in result.plain] == [(1, 5, False)]
+    assert "1 of 5 texts differ" in result.sentence
 
-    found = certify(model, drafter, changed(0, 2, 7), few)
-    assert not found.splits
-    assert [(s.prompt, s.position) for s in found.plain] == [(2, 7)]
-    assert not found.passed
+    result = certify(model, drafter, changed(0, 2, 7), few)
+    assert not result.splits
+    assert [(s.prompt, s.position) for s in result.plain] == [(2, 7)]
+    assert not result.passed
     assert parity.Split(0, 0, 1e-6).rounding
 
 
@@ -191,7 +191,7 @@ def test_refusals(model: Path, drafter: Path, tmp_path: Path) -> None:
         run([vllm.inside(["lookup"], 3)])
 
 
-def test_vllm_ends_when_nobody_reads_on(tmp_path: Path) -> None:
+def test_vllm_ends_when_its_reader_has_gone(tmp_path: Path) -> None:
     script = tmp_path / "python"
     script.write_text(f"#!/bin/sh\necho $$ > {tmp_path}/id\necho '{{\"done\": 0}}'\nexec sleep 600\n")
     script.chmod(0o755)
@@ -210,28 +210,28 @@ def lacking(folder: Path) -> Path:
     return script
 
 
-def test_what_is_being_done_is_told(model: Path, drafter: Path) -> None:
-    told: list[tuple[str, int]] = []
+def test_progress_is_reported(model: Path, drafter: Path) -> None:
+    progress: list[tuple[str, int]] = []
     specs = [str(drafter), "lookup"]
-    found = parity.certify(
+    results = parity.certify(
         lambda spec: load(str(model), spec, dtype="float32"), specs, model, PROMPTS, engine, TOKENS, NEW, "vllm",
-        lambda doing, texts: told.append((doing, texts)),
+        lambda doing, texts: progress.append((doing, texts)),
     )  # fmt: skip
-    first, _ = next(found), told.clear()
+    first, _ = next(results), progress.clear()
     assert first.drafter == str(drafter)
     assert first.passed
-    assert [c.drafter for c in found] == ["lookup"]
-    assert [doing for doing, n in told if not n] == [
+    assert [c.drafter for c in results] == ["lookup"]
+    assert [doing for doing, n in progress if not n] == [
         "starting vLLM with lookup (2 of 2)", "decoding with lookup (2 of 2) in vLLM",
     ]  # fmt: skip
     texts = len(PROMPTS)
-    assert [told_of for told_of in told if told_of[1]] == [
+    assert [one for one in progress if one[1]] == [
         ("decoding with lookup (2 of 2) in vLLM", texts), *[("decoding with lookup (2 of 2) in Outrider", 1)] * texts,
     ]  # fmt: skip
 
 
 def test_the_script_under_vllms_python(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a vLLM of our own making: what it is asked, in which groups, and how its counts are read."""
+    """With a vLLM of our own making: what it is called with, in which groups, and how its counts are read."""
     asked: list[dict[str, Any]] = []
     make = types.SimpleNamespace
 
@@ -239,13 +239,13 @@ def test_the_script_under_vllms_python(monkeypatch: pytest.MonkeyPatch) -> None:
         def __init__(self, target: str, **options: Any):
             asked.append({**options, "target": target})
 
-        def generate(self, prompts: list[Any], law: Any, use_tqdm: bool) -> list[Any]:
+        def generate(self, prompts: list[Any], params: Any, use_tqdm: bool) -> list[Any]:
             """Every prompt's first token is how many rounds accept two tokens."""
             assert len(prompts) <= asked[-1]["max_num_seqs"] == 16
             counts = [make(histogram=[1, 1, p["prompt_token_ids"][0]]) for p in prompts]
             if "per_request_spec_decode_metrics" not in asked[-1]:
                 counts = [None] * len(prompts)
-            ids = [[*p["prompt_token_ids"], law["max_tokens"]] for p in prompts]
+            ids = [[*p["prompt_token_ids"], params["max_tokens"]] for p in prompts]
             return [make(outputs=[make(token_ids=i, spec_decode_metrics=c)]) for i, c in zip(ids, counts, strict=True)]
 
     fake = types.SimpleNamespace(LLM=LLM, SamplingParams=lambda **options: options, __version__="0.0")
@@ -256,12 +256,12 @@ def test_the_script_under_vllms_python(monkeypatch: pytest.MonkeyPatch) -> None:
     events: list[dict[str, Any]] = []
     vllm_decode.main(job, events.append)
     assert [event.get("done") for event in events] == [0, 16, 20, None] * 2
-    plain, found = events[3], events[7]
-    assert plain["texts"] == found["texts"] == [[i, 7] for i in range(20)]
+    plain, result = events[3], events[7]
+    assert plain["texts"] == result["texts"] == [[i, 7] for i in range(20)]
     assert plain["drafts"] == [0] * 20
     assert plain["accepted_at"] == [[]] * 20
-    assert found["drafts"] == [2 + i for i in range(20)]
-    assert found["accepted_at"] == [[1 + i, i] for i in range(20)]
+    assert result["drafts"] == [2 + i for i in range(20)]
+    assert result["accepted_at"] == [[1 + i, i] for i in range(20)]
     assert asked[0]["speculative_config"] is None
     assert asked[1]["speculative_config"] == {
         "method": "custom_class", "model": "outrider.integrations.vllm.Proposer", "num_speculative_tokens": 2,

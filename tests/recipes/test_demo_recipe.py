@@ -26,15 +26,6 @@ def sentences(seed: int, count: int) -> list[str]:
     return [" ".join(draw.choices(words.split(), k=9)) + f" {draw.randrange(10**6)}." for _ in range(count)]
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Nets this small lose time between threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory) -> Path:
     """Every source file, small and made up."""
@@ -115,20 +106,20 @@ def copy_of(work: Path, folder: Path) -> Path:
 
 
 def test_an_interrupted_run_continues_bit_for_bit(work, tmp_path_factory):
-    whole, parts = (copy_of(work, tmp_path_factory.mktemp(n)) for n in ("whole", "parts"))
+    full, parts = (copy_of(work, tmp_path_factory.mktemp(n)) for n in ("whole", "parts"))
     assert TINY.length(2) == 512
     assert TINY.length(5) == 1024
-    expected = losses(TINY, whole)
+    expected = losses(TINY, full)
     losses(TINY, parts, stop=3)
     assert losses(TINY, parts) == expected
-    a, b = (torch.load(f / "target" / "checkpoint.pt", weights_only=True) for f in (whole, parts))
+    a, b = (torch.load(f / "target" / "checkpoint.pt", weights_only=True) for f in (full, parts))
     assert a["step"] == b["step"] == 6
-    assert torch.load(whole / "target" / "plateau.pt", weights_only=True)["step"] == 3
+    assert torch.load(full / "target" / "plateau.pt", weights_only=True)["step"] == 3
     for kind in ("net", "first", "second"):
         assert all(torch.equal(a[kind][name], b[kind][name]) for name in a[kind])
 
 
-def test_a_teachers_law_is_learnt(work, tmp_path):
+def test_a_teachers_distribution_is_learnt(work, tmp_path):
     folder = copy_of(work, tmp_path)
     losses(TINY, folder, stop=1)
     student = dataclasses.replace(TINY, name="draft", layers=1, teacher="target", taught=0.5)

@@ -49,20 +49,20 @@ def test_openings_go_on_where_they_were() -> None:
     assert len({opening.removeprefix(TURN) for opening in openings(60)}) > 5
 
 
-def test_the_models_own_questions_are_whole(tmp_path: Path) -> None:
+def test_the_models_own_questions_are_complete(tmp_path: Path) -> None:
     """Those without an end are left out; the words that were given come back."""
     rows = [
         {"id": 2, "completion": " that there are five apples, and count them.", "ends": True},
         {"id": 0, "completion": "What is a good name for a cat?", "ends": True},
         {"id": 1, "completion": "I was wondering whether the", "ends": False},
     ]
-    found = list(questions.own(lines(tmp_path / "o.jsonl", rows)))
+    results = list(questions.own(lines(tmp_path / "o.jsonl", rows)))
     first = openings(3)[2].removeprefix(TURN)
-    assert found == ["What is a good name for a cat?", first + " that there are five apples, and count them."]
+    assert results == ["What is a good name for a cat?", first + " that there are five apples, and count them."]
     assert list(questions.own(tmp_path / "none.jsonl")) == []
 
 
-def test_functions_are_cut_where_they_are_whole() -> None:
+def test_functions_are_cut_at_their_ends() -> None:
     code = 'def f(x):\n    """Say hello to x, and to no one else."""\n    return "hello " + x\n'
     text = "import os\n\n\n" + code + "\n\ny = 3\n"
     (match,) = questions.FUNCTION.finditer(text)
@@ -74,13 +74,17 @@ def test_functions_are_cut_where_they_are_whole() -> None:
 
 def test_packed_answers_come_back(tmp_path: Path) -> None:
     work, kept = tmp_path / "work", tmp_path / "kept"
-    asked = [{"kind": "own", "messages": [{"role": "user", "content": f"Question {i}?"}]} for i in range(3)]
-    told = [
-        {"id": i, "messages": [*asked[i]["messages"], {"role": "assistant", "content": f"Answer {i}."}], "ends": i > 0}
+    recorded = [{"kind": "own", "messages": [{"role": "user", "content": f"Question {i}?"}]} for i in range(3)]
+    report = [
+        {
+            "id": i,
+            "messages": [*recorded[i]["messages"], {"role": "assistant", "content": f"Answer {i}."}],
+            "ends": i > 0,
+        }
         for i in (2, 0)
     ]
-    lines(work / "questions-0.jsonl", asked)
-    lines(work / "answers-0.jsonl", told)
+    lines(work / "questions-0.jsonl", recorded)
+    lines(work / "answers-0.jsonl", report)
     lines(
         work / "openings-answered.jsonl",
         [{"id": 0, "prompt": TURN, "completion": "What is it good for?", "ends": True}],
@@ -91,14 +95,14 @@ def test_packed_answers_come_back(tmp_path: Path) -> None:
     for name in ("questions-0.jsonl", "answers-0.jsonl"):
         assert (there / name).read_text(encoding="utf-8") == (work / name).read_text(encoding="utf-8")
     assert list(questions.own(there / "openings-answered.jsonl")) == ["What is it good for?"]
-    more = lines(there / "answers-0.jsonl", [*told, {**told[0], "id": 1}]).read_text(encoding="utf-8")
+    more = lines(there / "answers-0.jsonl", [*report, {**report[0], "id": 1}]).read_text(encoding="utf-8")
     answers.unpack(there, kept)
     assert (there / "answers-0.jsonl").read_text(encoding="utf-8") == more, "what is further along stays"
     before = (kept / "questions-0.jsonl.xz").stat().st_mtime_ns
     answers.pack(there, kept)
     assert len(answers.read(kept / "answers-0.jsonl.xz")) == 3
     assert (kept / "questions-0.jsonl.xz").stat().st_mtime_ns == before, "what has not grown is not written again"
-    lines(there / "answers-0.jsonl", told)
+    lines(there / "answers-0.jsonl", report)
     answers.pack(there, kept)
     assert len(answers.read(kept / "answers-0.jsonl.xz")) == 3
 
@@ -127,8 +131,8 @@ def test_unicodes_line_separators_end_no_line(tmp_path: Path) -> None:
         "long-questions": [{"kind": "chats", "messages": [asked, said, asked]}],
         "long-answers": [{"id": 0, "messages": [asked, said, asked, said], "ends": False}],
     }
-    for name, found in rows.items():
-        text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in found)
+    for name, results in rows.items():
+        text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in results)
         (work / f"{name}.jsonl").write_text(text, encoding="utf-8")
     assert list(questions.own(work / "openings-answered.jsonl")) == [odd]
     answers.pack(work, folder)
@@ -148,21 +152,21 @@ def test_many_texts_side_by_side_are_those_of_transformers_own_loop(
         model.generate(torch.tensor([ids]), max_new_tokens=most, do_sample=False, eos_token_id=None, pad_token_id=0)
         for ids in asked
     ]
-    right = [found[0, len(ids) :].tolist() for found, ids in zip(plain, asked, strict=True)]
+    right = [result[0, len(ids) :].tolist() for result, ids in zip(plain, asked, strict=True)]
     ends = {right[0][4], right[3][9]}  # some texts end soon, others late
     model.set_attn_implementation(many.NAME)
     monkeypatch.setattr(many, "EVERY", every)
     monkeypatch.setattr(many, "READ", 30)
     try:
-        found = many.answer(model, asked, most, 0.0, ends)
+        result = many.answer(model, asked, most, 0.0, ends)
     finally:
         model.set_attn_implementation(own)
     cut = [next((i + 1 for i, t in enumerate(text) if t in ends), most) for text in right]
     assert len(set(cut)) > 1, "the test needs texts of several lengths"
-    assert found == [text[:n] for text, n in zip(right, cut, strict=True)]
+    assert result == [text[:n] for text, n in zip(right, cut, strict=True)]
 
 
-def test_many_draws_by_the_law_of_the_temperature() -> None:
+def test_many_draws_follow_the_distribution_of_the_temperature() -> None:
     torch.manual_seed(0)
     logits = torch.tensor([1.0, 0.0, -1.0, 2.0])
     drawn = many.draw(logits.expand(40_000, -1), 0.7).bincount(minlength=4) / 40_000
@@ -199,12 +203,12 @@ def test_weights_are_rounded_to_the_nearest_of_fewer_digits() -> None:
     torch.manual_seed(0)
     weight = (torch.randn(64, 64) * torch.logspace(-6, 6, 64)[:, None]).bfloat16()
     assert torch.equal(trim.coarse(weight, trim.PLACES), weight)
-    found = trim.coarse(weight, 5)
+    result = trim.coarse(weight, 5)
     fraction, power = torch.frexp(weight.double())
     assert torch.equal(
-        found.double(), torch.floor(fraction.abs() * 64 + 0.5) * weight.double().sign() / 64 * 2.0**power
+        result.double(), torch.floor(fraction.abs() * 64 + 0.5) * weight.double().sign() / 64 * 2.0**power
     )
-    assert len(torch.frexp(found.float())[0].abs().unique()) <= 33
+    assert len(torch.frexp(result.float())[0].abs().unique()) <= 33
 
 
 def test_a_training_that_goes_on_keeps_its_draft_vocabulary(tmp_path: Path) -> None:
@@ -219,18 +223,18 @@ def test_long_texts_are_stretches_of_a_source_in_order(tmp_path: Path) -> None:
         f"# Author {b}/Book {b}\n\n" + "\n\n".join(f"{b} {i} " + "word " * 48 for i in range(40)) for b in range(70)
     ]
     (tmp_path / "classic_books_en.txt").write_text("\n".join(books), encoding="utf-8")
-    found = list(long.stretches("books", tmp_path, 9))
-    sizes = {len(questions.words(text)) for text in found}
+    results = list(long.stretches("books", tmp_path, 9))
+    sizes = {len(questions.words(text)) for text in results}
     assert sizes <= {-(-size // 50) * 50 for size in long.SIZES}
     assert len(sizes) > 2
-    for text in found:
+    for text in results:
         numbers = [tuple(map(int, part.split()[:2])) for part in text.split("\n\n")]
         assert numbers == [(numbers[0][0], numbers[0][1] + i) for i in range(len(numbers))], (
             "of one book, none left out"
         )
     held = {d.content.split()[0] for d in questions.sources.read_domain("books", tmp_path)[1]}
     assert held
-    assert not held & {text.split()[0] for text in found}, "what is held out is not used"
+    assert not held & {text.split()[0] for text in results}, "what is held out is not used"
 
 
 def test_chats_end_with_a_question_that_is_not_answered(tmp_path: Path) -> None:

@@ -12,14 +12,6 @@ from recipes.t5 import pairs, train
 TINY = train.Recipe("tiny", hidden=16, inner=24, layers=1, heads=2, head_dim=8, steps=4, rows=4, warmup=2)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
 def work(tmp_path_factory):
     folder = tmp_path_factory.mktemp("t5")
@@ -58,10 +50,10 @@ def test_a_pair_is_the_dialogue_so_far_and_the_reply(tok, work):
 
 def test_an_interrupted_run_continues_bit_for_bit(tok, work, tmp_path):
     data = pairs.Pairs(tok, work)
-    whole = train.train(TINY, tok, data, tmp_path / "whole", say=lambda line: None)
+    full = train.train(TINY, tok, data, tmp_path / "whole", say=lambda line: None)
     train.train(TINY, tok, data, tmp_path / "parts", stop=2, say=lambda line: None)
     parts = train.train(TINY, tok, data, tmp_path / "parts", say=lambda line: None)
-    assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), parts.parameters(), strict=True))
-    loss = train.heldout_loss(whole, pairs.heldout_pairs(tok, work, "sgd", 4), tok.pad_token_id)
+    assert all(torch.equal(a, b) for a, b in zip(full.parameters(), parts.parameters(), strict=True))
+    loss = train.heldout_loss(full, pairs.heldout_pairs(tok, work, "sgd", 4), tok.pad_token_id)
     assert loss["tokens"] > 0
     assert 0 < loss["loss"] < 20

@@ -26,6 +26,6 @@ def test_the_neighbour_is_answered_and_nothing_is_left(name: str) -> None:
 
 @pytest.mark.parametrize("end", [abuse.second_signal, abuse.bodies_at_sigterm])
 def test_it_ends_without_a_traceback(end: abuse.End) -> None:
-    found = end()
-    assert not found["traceback"]
-    assert found["rc"] == (143 if end is abuse.second_signal else 0)
+    result = end()
+    assert not result["traceback"]
+    assert result["rc"] == (143 if end is abuse.second_signal else 0)

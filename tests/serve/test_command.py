@@ -44,9 +44,9 @@ def serve(monkeypatch: pytest.MonkeyPatch, llm: Any, loaded: Any) -> Iterator[An
 
 
 def test_what_is_loaded(serve: Any) -> None:
-    found = serve("--exact", "bits", "--dtype", "bfloat16", "--budget", "8x4", "--no-compile")
+    result = serve("--exact", "bits", "--dtype", "bfloat16", "--budget", "8x4", "--no-compile")
     wanted = {"exact": "bits", "dtype": "bfloat16", "budget": "8x4", "compile": False, "weights": "full"}
-    assert {name: found[name] for name in wanted} == wanted
+    assert {name: result[name] for name in wanted} == wanted
     assert main(["serve", "demo", "--exact", "maybe"]) == 2
     assert main(["serve", "demo", "--timeout", "nan"]) == 2
     assert main(["serve", "demo", "--shutdown-timeout", "inf"]) == 2
@@ -56,9 +56,9 @@ def test_what_is_loaded(serve: Any) -> None:
 
 def test_how_it_is_served(serve: Any) -> None:
     sizes = ["--rows", "3", "--queue", "5", "--timeout", "7", "--prefill-share", "0.25", "--shutdown-timeout", "9"]
-    found = serve(*sizes, "--name", "mine", "--prefix-cache", "2")
-    service, scheduler = found["service"], found["service"].scheduler
-    assert (service.name, service.limits.seconds, found["patience"]) == ("mine", 7.0, 9.0)
+    result = serve(*sizes, "--name", "mine", "--prefix-cache", "2")
+    service, scheduler = result["service"], result["service"].scheduler
+    assert (service.name, service.limits.seconds, result["patience"]) == ("mine", 7.0, 9.0)
     assert (scheduler.rows, scheduler.queue, scheduler.prefill_share) == (3, 5, 0.25)
     assert (scheduler.prefixes.limit, scheduler.fleet.keeps) == (2 << 20, True)
     assert serve()["service"].name == "demo"
@@ -74,7 +74,7 @@ def test_names_of_other_servers_options(serve: Any) -> None:
     assert (service.name, service.scheduler.rows) == ("mine", 5)
 
 
-def test_a_server_that_was_cut_short_says_so(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_servers_exit_code_is_the_commands(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "run", lambda *_: 143)
     assert main(["serve", "demo", "--port", "0"]) == 143
 

@@ -43,9 +43,9 @@ def call(url: str, out: Path, *more: str, count: int = 6) -> list[str]:
 
 def lines(out: Path) -> dict[str, Any]:
     """The answers by their ids, of which none is there twice."""
-    found = [json.loads(row) for row in out.read_text(encoding="utf-8").splitlines()]
-    made = {row["id"]: row for row in found}
-    assert len(made) == len(found)
+    results = [json.loads(row) for row in out.read_text(encoding="utf-8").splitlines()]
+    made = {row["id"]: row for row in results}
+    assert len(made) == len(results)
     return made
 
 
@@ -70,8 +70,8 @@ def test_answers_are_the_local_targets(
     there, here = tmp_path / "there.jsonl", tmp_path / "here.jsonl"
     common = ["data", "generate", "--data", str(asked), "--seed", "7", *SMALL]
     assert main([*common, "--out", str(there), "--endpoint", f"{served.url}/v1/", "--opening", "8"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told == {
+    report = json.loads(capsys.readouterr().out)
+    assert report == {
         "written": 5, "questions": 5, "out": str(there), "without_token_ids": 0, "refused": [],
     }  # fmt: skip
     assert main([*common, "--out", str(here), "demo", "--drafter", "none", "--limit", "4"]) == 0
@@ -95,7 +95,7 @@ def test_answers_are_the_local_targets(
 @pytest.mark.process
 def test_killed_and_started_again(served: Served, tmp_path: Path) -> None:
     """kill -9 in the middle, half a line at the end: every question is answered once, as if nothing had been."""
-    asked, out, whole = (tmp_path / name for name in ("asked.jsonl", "answers.jsonl", "whole.jsonl"))
+    asked, out, full = (tmp_path / name for name in ("asked.jsonl", "answers.jsonl", "whole.jsonl"))
     asked.write_text("".join(json.dumps({"prompt": f"Story {i} of the dog:"}) + "\n" for i in range(24)))
     source = f"import sys; sys.path.insert(0, {str(ROOT / 'src')!r}); from outrider.cli import main; "
     command = ["data", "generate", "--data", str(asked), "--endpoint", served.url, "--max-new-tokens", "24"]
@@ -117,28 +117,28 @@ def test_killed_and_started_again(served: Served, tmp_path: Path) -> None:
         file.write('{"id": "cut of')
     assert begin().wait(200) == 0
     assert sorted(lines(out)) == sorted(keys([what for _, what in questions([asked])]))
-    assert main([*command, str(whole)]) == 0
-    assert lines(whole) == lines(out)
+    assert main([*command, str(full)]) == 0
+    assert lines(full) == lines(out)
 
 
-def test_a_server_that_fails_is_asked_again(served: Served, tmp_path: Path) -> None:
+def test_a_request_to_a_failing_server_is_retried(served: Served, tmp_path: Path) -> None:
     """Busy, cut off, garbled and given up: the answers are those of a server that never fails."""
-    out, whole = tmp_path / "answers.jsonl", tmp_path / "whole.jsonl"
-    assert main(call(served.url, whole, *SMALL)) == 0
+    out, full = tmp_path / "answers.jsonl", tmp_path / "whole.jsonl"
+    assert main(call(served.url, full, *SMALL)) == 0
     with gateway(served.url, "busy", "cut", "garbage", "abort", "cut") as between:
         assert main(call(between.url, out, *SMALL, "--concurrency", "1")) == 0
         done = [what for _, what in between.asked]
         assert done == ["busy", "cut", "garbage", "abort", "cut"] + ["pass"] * 6
         assert between.asked[1][0] - between.asked[0][0] >= 1.0, "Retry-After is honoured"
-    assert lines(out) == lines(whole)
+    assert lines(out) == lines(full)
 
 
 def test_a_question_that_is_always_spoilt_is_left_out(served: Served, tmp_path: Path) -> None:
     asked = list(questions([QUESTIONS]))[:2]
     with gateway(served.url, *["garbage"] * answering.SPOILT) as between:
         wish = Wish("demo", 8)
-        found = answering.write([between.url], asked[:1], tmp_path / "a.jsonl", wish, 1)
-        assert found.refused == [f"{asked[0][0]}: {between.url}: answers with something that is not JSON"]
+        result = answering.write([between.url], asked[:1], tmp_path / "a.jsonl", wish, 1)
+        assert result.refused == [f"{asked[0][0]}: {between.url}: answers with something that is not JSON"]
         assert answering.write([between.url], asked, tmp_path / "a.jsonl", wish, 1).answers == 2
 
 
@@ -147,15 +147,15 @@ def test_a_dead_server_leaves_the_work_to_the_others(
 ) -> None:
     monkeypatch.setattr(answering, "GIVEN_UP", 0.0)
     asked, dead, said = list(questions([QUESTIONS]))[:8], f"http://127.0.0.1:{free_port()}", list[str]()
-    found = answering.write([dead, served.url], asked, tmp_path / "a.jsonl", Wish("demo", 8), 2, say=said.append)
-    assert (found.answers, found.refused) == (8, [])
+    result = answering.write([dead, served.url], asked, tmp_path / "a.jsonl", Wish("demo", 8), 2, say=said.append)
+    assert (result.answers, result.refused) == (8, [])
     assert set(said) <= {f"{dead} cannot be reached; it gets no more requests"}
     with pytest.raises(answering.EndpointError, match=f"no server is left, {dead} cannot be reached"):
         answering.write([dead], asked, tmp_path / "b.jsonl", Wish("demo", 8), 2, say=said.append)
     assert said[-1] == f"{dead} cannot be reached; it gets no more requests"
 
 
-def test_text_without_token_ids_is_said(
+def test_text_without_token_ids_is_reported(
     served: Served, tmp_path: Path, llm: LLM, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "answers.jsonl"
@@ -240,11 +240,11 @@ def test_ctrl_c_keeps_answers(
 
 
 def test_equal_questions_have_ids_of_their_own() -> None:
-    asked = ["a", "b", "a", [{"role": "user", "content": "a"}]]
-    found = keys(asked)
-    assert len(set(found)) == 4
-    assert found[:2] == keys(["a", "b"]), "an id does not depend on what follows"
-    assert keys(["b", "a"]) == found[1::-1], "nor on the order"
+    prompts = ["a", "b", "a", [{"role": "user", "content": "a"}]]
+    result = keys(prompts)
+    assert len(set(result)) == 4
+    assert result[:2] == keys(["a", "b"]), "an id does not depend on what follows"
+    assert keys(["b", "a"]) == result[1::-1], "nor on the order"
 
 
 def test_prompt_ids_stand_where_each_engine_puts_them() -> None:

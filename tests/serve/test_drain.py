@@ -35,7 +35,7 @@ def ended(served: Served, seconds: float) -> bool:
 
 def test_a_slow_reader_gets_the_rest(llm: LLM, loaded: Any, start: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its text has paused, most of its bytes are not written or not read yet: that is what the server waits for."""
-    monkeypatch.setattr(server, "LAST", 1)
+    monkeypatch.setattr(server, "LAST", 0.2)
     served = start(service_of(llm, loaded, "demo"), buffer=4096)
     reader = Reader(served.port, PATH, WORDY)
     assert served.paused()
@@ -44,7 +44,7 @@ def test_a_slow_reader_gets_the_rest(llm: LLM, loaded: Any, start: Serve, monkey
     status, headers, answer = served.send("POST", PATH, CHAT)
     assert (status, headers["retry-after"]) == (503, "5")
     assert "shutting down" in json.loads(answer)["error"]["message"]
-    time.sleep(2.5)
+    time.sleep(0.6)  # longer than LAST
     assert served.server.journal.answering == 1
     events = reader.rest()
     assert finishes(events) == ["length"]

@@ -1,4 +1,4 @@
-"""`echo` with `logprobs`: the prompt's own tokens, scored by the law that judges what is written."""
+"""`echo` with `logprobs`: the prompt's own tokens, scored by the distribution that generates text."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def complete(served: Served, status: int = 200, **more: Any) -> Any:
 
 
 def stock(llm: LLM, ids: list[int]) -> torch.Tensor:
-    """The law of every token but the first, [n - 1, v], by one pass of the stock model."""
+    """The distribution of every token but the first, [n - 1, v], by one pass of the stock model."""
     with torch.no_grad():
         logits = llm.target.model(torch.tensor([ids])).logits[0, :-1]  # type: ignore[attr-defined]
     return logits.float().log_softmax(-1)
@@ -52,19 +52,19 @@ def test_logprobs_are_those_of_the_stock_model(served: Served, llm: LLM) -> None
     assert made["text"] == STORY + llm.decode(written)
     assert scores["tokens"] == names(served, ids)
     assert (scores["token_logprobs"][0], scores["top_logprobs"][0]) == (None, None)
-    laws = stock(llm, ids)
-    wanted = laws.gather(1, torch.tensor(ids[1:])[:, None])[:, 0].tolist()
+    distributions = stock(llm, ids)
+    wanted = distributions.gather(1, torch.tensor(ids[1:])[:, None])[:, 0].tolist()
     assert scores["token_logprobs"][1:] == pytest.approx(wanted, abs=1e-3)
     assert min(wanted) < -1, "all of it was certain: nothing is compared"
-    for told, law in zip(scores["top_logprobs"][1:], laws, strict=True):
-        best = law.topk(3)
-        assert list(told.values())[:3] == pytest.approx(best.values.tolist(), abs=1e-3)
+    for top, distribution in zip(scores["top_logprobs"][1:], distributions, strict=True):
+        best = distribution.topk(3)
+        assert list(top.values())[:3] == pytest.approx(best.values.tolist(), abs=1e-3)
         if float(best.values[0] - best.values[1]) > 1e-2:
-            assert next(iter(told)) == names(served, [int(best.indices[0])])[0]
+            assert next(iter(top)) == names(served, [int(best.indices[0])])[0]
 
 
 def test_a_token_has_the_logprob_that_it_had_when_it_was_written(served: Served, llm: LLM) -> None:
-    """Bit for bit where the target's passes are exact: whoever scores a text that was written here gets its numbers."""
+    """Bit for bit where the target's passes are exact: scoring a text that was written here gives its logprobs."""
     prompt = llm.encode(STORY)
     made = complete(served, echo=False, max_tokens=50, temperature=0.8, seed=3, ignore_eos=True, return_token_ids=True)
     written = made["choices"][0]
@@ -76,13 +76,13 @@ def test_a_token_has_the_logprob_that_it_had_when_it_was_written(served: Served,
 
 
 def test_only_the_prompt(served: Served, llm: LLM) -> None:
-    whole = complete(served, max_tokens=8)["choices"][0]
+    full = complete(served, max_tokens=8)["choices"][0]
     made = complete(served, max_tokens=0, n=2)
     n = len(llm.encode(STORY))
     assert [c["text"] for c in made["choices"]] == [STORY] * 2
     assert [c["finish_reason"] for c in made["choices"]] == ["length"] * 2
     for choice in made["choices"]:
-        assert choice["logprobs"] == {name: values[:n] for name, values in whole["logprobs"].items()}
+        assert choice["logprobs"] == {name: values[:n] for name, values in full["logprobs"].items()}
     assert made["usage"]["prompt_tokens"] == made["usage"]["total_tokens"] == n
     assert made["usage"]["completion_tokens"] == 0
     bare = complete(served, max_tokens=0, logprobs=None)["choices"][0]
@@ -95,20 +95,20 @@ def test_only_the_prompt(served: Served, llm: LLM) -> None:
 def test_no_text_changes_and_copied_beginnings_stay(llm: LLM, loaded: Any, start: Serve) -> None:
     """Scores need every token of the prompt; the text may still go on from what another has read."""
     served = start(service_of(llm, loaded, "demo", rows=2))
-    law = {"temperature": 0.9, "seed": 6, "max_tokens": 24, "logprobs": 1}
-    plain = complete(served, **law, echo=False)["choices"][0]
-    made = complete(served, **law)
+    distribution = {"temperature": 0.9, "seed": 6, "max_tokens": 24, "logprobs": 1}
+    plain = complete(served, **distribution, echo=False)["choices"][0]
+    made = complete(served, **distribution)
     assert made["choices"][0]["text"] == STORY + plain["text"]
     assert made["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
     fresh = start(service_of(llm, loaded, "demo", rows=2, prefix_cache=0))
-    same(complete(fresh, **law)["choices"][0]["logprobs"], made["choices"][0]["logprobs"])
+    same(complete(fresh, **distribution)["choices"][0]["logprobs"], made["choices"][0]["logprobs"])
 
 
-def same(found: dict[str, list[Any]], other: dict[str, list[Any]]) -> None:
+def same(results: dict[str, list[Any]], other: dict[str, list[Any]]) -> None:
     """The same tokens at the same places, and logprobs that are equal up to rounding: how much is drafted depends on
     the clock, and a pass over more nodes rounds otherwise where bits are not promised."""
-    assert found.keys() == other.keys()
-    for name, values in found.items():
+    assert results.keys() == other.keys()
+    for name, values in results.items():
         if name == "token_logprobs":
             assert values == pytest.approx(other[name], abs=1e-4, nan_ok=False)
         elif name == "top_logprobs":
@@ -128,10 +128,10 @@ def streamed(served: Served, **more: Any) -> list[dict[str, Any]]:
 def test_streams_say_the_same_of_several_prompts_and_samples(served: Served, llm: LLM, limit: int) -> None:
     prompts = [STORY, "The cat", "Ünïcödé 🐕 dogs"]
     more = {"prompt": prompts, "n": 2, "max_tokens": limit, "temperature": 0.9, "seed": 8}
-    whole = complete(served, **more)["choices"]
+    full = complete(served, **more)["choices"]
     events = streamed(served, **more)
-    assert [c["index"] for c in whole] == list(range(6))
-    for choice in whole:
+    assert [c["index"] for c in full] == list(range(6))
+    for choice in full:
         own = [e["choices"][0] for e in events if e["choices"] and e["choices"][0]["index"] == choice["index"]]
         assert "".join(c["text"] for c in own) == choice["text"]
         assert own[0]["text"] == prompts[choice["index"] // 2]
@@ -148,9 +148,9 @@ def test_offsets_are_places_in_the_text(served: Served, llm: LLM) -> None:
     made = complete(served, prompt=text, max_tokens=3, logprobs=0)["choices"][0]
     ids, offsets = llm.encode(text), made["logprobs"]["text_offset"]
     n = len(ids)
-    whole = [i for i in range(1, n) if (name := made["logprobs"]["tokens"][i]) and not name.startswith("bytes:")]
-    assert len(whole) > 5
-    for i in whole:
+    full = [i for i in range(1, n) if (name := made["logprobs"]["tokens"][i]) and not name.startswith("bytes:")]
+    assert len(full) > 5
+    for i in full:
         assert made["text"].startswith(made["logprobs"]["tokens"][i], offsets[i])
     assert offsets[0] == offsets[1] == 0, "the begin-of-text token has no width"
     assert offsets == sorted(offsets)
@@ -159,14 +159,14 @@ def test_offsets_are_places_in_the_text(served: Served, llm: LLM) -> None:
 
 
 def test_places() -> None:
-    def told(text: str, *tokens: bytes) -> list[int]:
+    def offsets(text: str, *tokens: bytes) -> list[int]:
         return places(text, tokens)
 
-    assert told("ab cd", b"<s>", b"ab", b" cd") == [0, 0, 2]
-    assert told("ab cd", b"<s>", b" ab", b" cd") == [0, 0, 2], "sentencepiece puts a space first"
-    assert told("a<s>b", b"<s>", b"a", b"<s>", b"b") == [0, 0, 1, 4], "a mark that somebody wrote is text"
+    assert offsets("ab cd", b"<s>", b"ab", b" cd") == [0, 0, 2]
+    assert offsets("ab cd", b"<s>", b" ab", b" cd") == [0, 0, 2], "sentencepiece puts a space first"
+    assert offsets("a<s>b", b"<s>", b"a", b"<s>", b"b") == [0, 0, 1, 4], "a mark that somebody wrote is text"
     dog = "🐕".encode()
-    assert told("a🐕b", b"a", dog[:2], dog[2:], b"b") == [0, 1, 1, 2]
+    assert offsets("a🐕b", b"a", dog[:2], dog[2:], b"b") == [0, 1, 1, 2]
 
 
 def test_samples_share_one_scoring(llm: LLM, loaded: Any, start: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,7 +185,7 @@ def test_samples_share_one_scoring(llm: LLM, loaded: Any, start: Serve, monkeypa
     assert len({json.dumps(c["logprobs"]["token_logprobs"][:n]) for c in made}) == 1
 
 
-def test_logits_that_are_not_numbers(llm: LLM, loaded: Any, start: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nan_logits_fail_their_row_alone(llm: LLM, loaded: Any, start: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     """A prompt that cannot be scored fails alone, with a reason."""
     served = start(service_of(llm, loaded, "demo", rows=2))
     open_ = llm.target.open

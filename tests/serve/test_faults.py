@@ -31,13 +31,13 @@ LONG = {"prompt": "Once upon a time", "temperature": 0.9, "max_tokens": 1500, "i
 @pytest.fixture
 def ends(served: Served, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
     """Why each text of the shared server ends, and after how many rounds."""
-    found: list[tuple[str, int]] = []
+    results: list[tuple[str, int]] = []
     done = served.service.scheduler.metrics.done
     monkeypatch.setattr(
         served.service.scheduler.metrics, "done",
-        lambda job, finish, usage: (found.append((finish, usage.rounds)), done(job, finish, usage)),
+        lambda job, finish, usage: (results.append((finish, usage.rounds)), done(job, finish, usage)),
     )  # fmt: skip
-    return found
+    return results
 
 
 def expected(served: Served) -> str:
@@ -81,15 +81,15 @@ def test_a_slow_reader(llm: LLM, loaded: Any, start: Serve) -> None:
     """More text waits for it than any buffer holds; it holds up nobody, and gets all of its text."""
     served = start(service_of(llm, loaded, "demo"), buffer=4096)
     body = {**LONG, "max_tokens": 200, "logprobs": 20, "return_token_ids": True}
-    whole = served.post(PATH, body)["choices"][0]
+    full = served.post(PATH, body)["choices"][0]
     reader = Reader(served.port, PATH, body)
     assert expected(served)
     assert served.paused(), "its text went on"
     assert served.server.journal.answering == 1, "nothing waits for the reader: this test proves nothing"
     assert expected(served), "a reader holds up another"
     events = [event["choices"][0] for event in reader.rest()]
-    assert "".join(event["text"] for event in events) == whole["text"]
-    assert [token for event in events for token in event.get("token_ids", [])] == whole["token_ids"]
+    assert "".join(event["text"] for event in events) == full["text"]
+    assert [token for event in events for token in event.get("token_ids", [])] == full["token_ids"]
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_a_body_that_is_too_large(served: Served) -> None:
 
 
 def test_ten_thousand_waiting(llm: LLM, loaded: Any, start: Serve) -> None:
-    """The waiting room has an end; whoever is let in is answered, the others are told when to come again."""
+    """The queue is bounded; accepted requests are answered, the others get 429 with Retry-After."""
     served = start(service_of(llm, loaded, "demo", rows=2, queue=4))
     scheduler: Scheduler = served.service.scheduler
     refusals, lock, answers = [0], threading.Lock(), []
@@ -164,7 +164,7 @@ def test_ten_thousand_waiting(llm: LLM, loaded: Any, start: Serve) -> None:
 
 
 def test_more_texts_than_places(llm: LLM, loaded: Any, start: Serve) -> None:
-    """Free rows are places too; what could never be taken is refused for good, not asked to come again."""
+    """Free rows are places too; what never fits is refused without Retry-After."""
     served = start(service_of(llm, loaded, "demo", rows=2, queue=1))
     assert len(served.post(PATH, {**ASKED, "max_tokens": 3, "n": 3})["choices"]) == 3
     error = served.post(PATH, {**ASKED, "n": 4}, 400)["error"]
@@ -204,14 +204,14 @@ def test_a_drafter_that_fails(llm: LLM, loaded: Any, start: Serve) -> None:
     for way in ({}, {"drafter": "brittle"}, {"drafter": "lookup"}):
         body = {**ASKED, "max_tokens": 30, "outrider": way}
         assert served.post(PATH, body)["choices"][0]["text"] == wanted
-    told = served.get("/v1/models")["data"][0]["outrider"]
-    assert told["drafters"] == ["lookup"]
-    assert "broken down" in told["failed_drafters"]["brittle"]
+    report = served.get("/v1/models")["data"][0]["outrider"]
+    assert report["drafters"] == ["lookup"]
+    assert "broken down" in report["failed_drafters"]["brittle"]
     assert b"outrider:failed_drafters_total{" in served.send("GET", "/metrics")[2]
 
 
 def test_a_round_that_fails(llm: LLM, loaded: Any, start: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As when memory runs out: its rows are told, and the next ones are served."""
+    """As when memory runs out: its rows fail with a reason, and the next ones are served."""
     served = start(service_of(llm, loaded, "demo"))
     text = expected(served)
     from outrider.engine import Batch
@@ -234,7 +234,7 @@ def test_a_round_that_fails(llm: LLM, loaded: Any, start: Serve, monkeypatch: py
     assert served.get("/health")
 
 
-def test_logits_that_are_not_numbers(llm: LLM, loaded: Any, start: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nan_logits_fail_their_row_alone(llm: LLM, loaded: Any, start: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     """That row fails; the one beside it writes its own text."""
     served = start(service_of(llm, {"lookup": loaded["lookup"]}, "demo"))
     text = expected(served)
@@ -266,7 +266,7 @@ def test_late_requests_end(llm: LLM, loaded: Any, start: Serve) -> None:
     assert served.idle()
 
 
-def test_a_loop_that_hangs_is_told(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loop_that_hangs_is_reported(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     assert served.get("/health")
     monkeypatch.setattr("outrider.serve.app.STUCK", 0.0)
     reader = Reader(served.port, PATH, LONG)
@@ -278,8 +278,10 @@ def test_a_loop_that_hangs_is_told(served: Served, monkeypatch: pytest.MonkeyPat
     assert served.idle()
 
 
-def test_a_loop_that_has_ended_is_told(llm: LLM, loaded: Any, start: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What ran and what waited is told why, nothing more is taken, and /health says it."""
+def test_a_loop_that_has_ended_is_reported(
+    llm: LLM, loaded: Any, start: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Running and waiting requests fail with the reason, no more are accepted, and /health reports it."""
     service = service_of(llm, loaded, "demo", rows=1)
     served, scheduler = start(service), service.scheduler
     readers = [Reader(served.port, PATH, {**LONG, "echo": True}, events=1) for _ in range(2)]
@@ -298,7 +300,7 @@ def test_a_loop_that_has_ended_is_told(llm: LLM, loaded: Any, start: Serve, monk
 
 
 def test_nothing_slow_is_left_for_the_first_request(llm: LLM, loaded: Any) -> None:
-    """The fingerprint looks at all weights, and the detokenizer at many tokens: both are there before anybody asks."""
+    """The fingerprint reads all weights, and the detokenizer many tokens: both are there before the first request."""
     fresh = replace(llm)
     assert "fingerprint" in vars(service_of(fresh, loaded, "demo"))
     assert "detokenizer" in vars(fresh)
@@ -311,7 +313,7 @@ def test_two_servers_on_one_port(served: Served) -> None:
         listen("127.0.0.1", served.port)
 
 
-def test_the_waiting_room_forgets_who_has_left(llm: LLM, loaded: Any) -> None:
+def test_the_queue_drops_clients_that_have_left(llm: LLM, loaded: Any) -> None:
     from outrider.serve.fleet import Choice
     from outrider.serve.job import End, Job
 

@@ -1,4 +1,4 @@
-"""Every field of a request reaches what it is about: answers are those of the offline engine that is asked the same."""
+"""Every field of a request has its effect: answers are those of the offline engine with the same options."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.trained
 CHAT = [{"role": "user", "content": "Tell me a story about a dog."}]
 PROMPT = "Once upon a time there was a dog. The dog was big and the dog was old."
 # One number for as many as can take it: two fields that changed places would not go unseen.
-LAWS: list[dict[str, Any]] = [
+SAMPLINGS: list[dict[str, Any]] = [
     {},
     {"temperature": 0.4},
     {"top_p": 0.5},
@@ -34,24 +34,24 @@ LAWS: list[dict[str, Any]] = [
 
 @pytest.fixture(scope="module")
 def offline(llm: LLM) -> list[str]:
-    """The texts of all laws."""
+    """The texts of all samplings."""
     texts = []
-    for law in LAWS:
-        own = {**law, "logit_bias": {int(k): v for k, v in law.get("logit_bias", {}).items()}}
+    for fields in SAMPLINGS:
+        own = {**fields, "logit_bias": {int(k): v for k, v in fields.get("logit_bias", {}).items()}}
         made = llm.generate(PROMPT, max_new_tokens=32, seed=9, **{"temperature": 1.1, **own})
         texts.append(made[0].text)
     return texts
 
 
-def test_the_laws_differ(offline: list[str]) -> None:
+def test_the_samplings_differ(offline: list[str]) -> None:
     """Else the next test could not tell one field from another."""
-    assert len(set(offline)) == len(LAWS)
+    assert len(set(offline)) == len(SAMPLINGS)
 
 
-@pytest.mark.parametrize("i", range(len(LAWS)), ids=lambda i: next(iter(LAWS[i]), "none"))
+@pytest.mark.parametrize("i", range(len(SAMPLINGS)), ids=lambda i: next(iter(SAMPLINGS[i]), "none"))
 @pytest.mark.parametrize("chat", [False, True], ids=["completion", "chat"])
-def test_fields_of_the_law(served: Served, llm: LLM, offline: list[str], i: int, chat: bool) -> None:
-    body = {"max_tokens": 32, "seed": 9, "temperature": 1.1, **LAWS[i]}
+def test_every_sampling_field_has_its_effect(served: Served, llm: LLM, offline: list[str], i: int, chat: bool) -> None:
+    body = {"max_tokens": 32, "seed": 9, "temperature": 1.1, **SAMPLINGS[i]}
     if not chat:
         made = served.post("/v1/completions", {**body, "prompt": PROMPT})["choices"][0]
         assert made["text"] == offline[i]
@@ -61,13 +61,13 @@ def test_fields_of_the_law(served: Served, llm: LLM, offline: list[str], i: int,
     assert plain["choices"][0]["token_ids"] == served.post("/v1/completions", again)["choices"][0]["token_ids"]
 
 
-def test_all_fields_of_the_law_at_once(served: Served, llm: LLM) -> None:
-    law = {
+def test_all_sampling_fields_at_once(served: Served, llm: LLM) -> None:
+    fields = {
         "temperature": 1.3, "top_p": 0.9, "min_p": 0.02, "top_k": 40, "repetition_penalty": 1.2,
         "presence_penalty": -0.5, "frequency_penalty": 0.3,
     }  # fmt: skip
-    expected = llm.generate(PROMPT, max_new_tokens=32, seed=2, **law)[0].text
-    made = served.post("/v1/completions", {"prompt": PROMPT, "max_tokens": 32, "seed": 2, **law})
+    expected = llm.generate(PROMPT, max_new_tokens=32, seed=2, **fields)[0].text
+    made = served.post("/v1/completions", {"prompt": PROMPT, "max_tokens": 32, "seed": 2, **fields})
     assert made["choices"][0]["text"] == expected
 
 

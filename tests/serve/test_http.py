@@ -35,9 +35,9 @@ def test_completion_is_the_offline_text(served: Served, client: Any, llm: LLM) -
     assert made.system_fingerprint.startswith("fp_")
 
 
-def test_chat_streamed_and_whole(client: Any, llm: LLM) -> None:
-    whole = client.chat.completions.create(model="demo", messages=CHAT, max_tokens=24, temperature=0, seed=1)
-    assert whole.choices[0].message.content == llm.generate(CHAT, max_new_tokens=24)[0].text
+def test_a_streamed_chat_equals_one_in_one_piece(client: Any, llm: LLM) -> None:
+    full = client.chat.completions.create(model="demo", messages=CHAT, max_tokens=24, temperature=0, seed=1)
+    assert full.choices[0].message.content == llm.generate(CHAT, max_new_tokens=24)[0].text
     stream = client.chat.completions.create(
         model="demo", messages=CHAT, max_tokens=24, temperature=0, seed=1, stream=True,
         stream_options={"include_usage": True},
@@ -45,16 +45,16 @@ def test_chat_streamed_and_whole(client: Any, llm: LLM) -> None:
     chunks = list(stream)
     assert chunks[0].choices[0].delta.role == "assistant"
     text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
-    assert text == whole.choices[0].message.content
-    assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == whole.choices[0].finish_reason
+    assert text == full.choices[0].message.content
+    assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == full.choices[0].finish_reason
     assert chunks[-1].choices == []
-    assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
+    assert chunks[-1].usage.completion_tokens == full.usage.completion_tokens
     assert all(c.usage is None for c in chunks[:-1])
     assert len({c.id for c in chunks}) == 1
 
 
-def test_every_chunk_counts_where_that_is_asked(client: Any) -> None:
-    """guidellm asks for it."""
+def test_every_chunk_has_usage_where_the_option_is_set(client: Any) -> None:
+    """guidellm requests it."""
     stream = client.completions.create(
         model="demo", prompt="Once upon a time", max_tokens=20, temperature=0, n=2, stream=True,
         stream_options={"include_usage": True, "continuous_usage_stats": True},
@@ -94,7 +94,7 @@ def test_speculation_changes_no_text(served: Served) -> None:
     assert plain["metrics"]["speculative_decoding"]["num_draft_tokens"] == 0
 
 
-def test_rounds_tell_their_trees(served: Served) -> None:
+def test_rounds_contain_their_trees(served: Served) -> None:
     made = complete(served, max_tokens=24, outrider={"rounds": True})
     choice, rounds = made["choices"][0], made["choices"][0]["outrider"]["rounds"]
     assert "".join(text for r in rounds for text, _ in r["text"]) == choice["text"]
@@ -158,17 +158,17 @@ def test_logprobs_are_the_models_own(served: Served, client: Any, llm: LLM) -> N
     assert old["text_offset"][1] == len(old["tokens"][0])
 
 
-def test_offsets_of_a_stream_are_those_of_the_whole(served: Served) -> None:
+def test_offsets_of_a_stream_equal_those_in_one_piece(served: Served) -> None:
     """They count the tokens' own texts, though a text may be held back while a stop string might begin in it."""
     more = {"max_tokens": 24, "logprobs": 0, "stop": [" zebra", ", and then the"], "echo": False}
-    whole = complete(served, **more)["choices"][0]["logprobs"]
+    full = complete(served, **more)["choices"][0]["logprobs"]
     body = {"prompt": "Once upon a time", "temperature": 0, "stream": True, **more}
     streamed = served.send("POST", "/v1/completions", body)[2].decode()
     events = [json.loads(line[6:]) for line in streamed.split("\n\n") if line.startswith("data: {")]
     pieces = [scored for e in events if (scored := e["choices"][0]["logprobs"])]
     assert len(pieces) > 2
-    assert [offset for p in pieces for offset in p["text_offset"]] == whole["text_offset"]
-    assert [token for p in pieces for token in p["tokens"]] == whole["tokens"]
+    assert [offset for p in pieces for offset in p["text_offset"]] == full["text_offset"]
+    assert [token for p in pieces for token in p["tokens"]] == full["tokens"]
 
 
 def test_tokens_and_text(served: Served, llm: LLM) -> None:
@@ -178,13 +178,13 @@ def test_tokens_and_text(served: Served, llm: LLM) -> None:
     assert served.post("/tokenize", {"messages": CHAT})["tokens"] == llm.encode(CHAT)
 
 
-def test_what_is_there(served: Served, client: Any, llm: LLM) -> None:
+def test_the_endpoints_exist(served: Served, client: Any, llm: LLM) -> None:
     model = client.models.list().data[0]
     assert model.id == "demo"
     assert client.models.retrieve("demo").id == "demo"
-    told = served.get("/v1/models")["data"][0]["outrider"]
-    assert told["drafters"] == ["eagle", "lookup"]
-    assert (told["exact"], told["precision"]) == (llm.target.exact, llm.target.arithmetic)
+    report = served.get("/v1/models")["data"][0]["outrider"]
+    assert report["drafters"] == ["eagle", "lookup"]
+    assert (report["exact"], report["precision"]) == (llm.target.exact, llm.target.arithmetic)
     for path in ("/health", "/ready", "/version", "/load", "/openapi.json"):
         assert served.get(path)
     _, headers, page = served.send("GET", "/metrics")
@@ -267,7 +267,7 @@ def test_no_other_sites_page_reaches_it(served: Served) -> None:
     assert served.send("POST", "/v1/completions", b'{"prompt":"x"}', {"content-type": "text/plain"})[0] == 415
 
 
-def test_the_dashboard_asks_for_figures_that_are_there(served: Served) -> None:
+def test_the_dashboard_uses_metrics_that_exist(served: Served) -> None:
     import re
     from pathlib import Path
 

@@ -114,8 +114,8 @@ def test_work_waits_in_bounds_and_who_has_gone_is_dropped() -> None:
         others.append(asyncio.ensure_future(turns.run(5, done.append, "5")))
         await asyncio.sleep(0)
         hold.set()
-        found = await asyncio.gather(first, *others, return_exceptions=True)
-        assert isinstance(found[2], asyncio.CancelledError)
+        result = await asyncio.gather(first, *others, return_exceptions=True)
+        assert isinstance(result[2], asyncio.CancelledError)
         turns.close()
 
     asyncio.run(all_of_it())
@@ -125,7 +125,7 @@ def test_work_waits_in_bounds_and_who_has_gone_is_dropped() -> None:
 def test_requests_that_wait_for_the_tokenizer_count(
     llm: LLM, loaded: Any, start: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One is read, one waits, and the next is told when to come again; who hangs up leaves its place."""
+    """One is read, one waits, and the next gets 429 with Retry-After; who hangs up frees its place."""
     service = service_of(llm, loaded, "demo", rows=1, queue=1)
     served, hold, reading = start(service), threading.Event(), threading.Semaphore(0)
     encode, prompts = service.encode, list[Any]()
@@ -176,7 +176,7 @@ def until(true: Callable[[], bool], seconds: float = 30.0) -> None:
         time.sleep(0.02)
 
 
-def test_bodies_share_a_number_of_bytes(llm: LLM, loaded: Any, start: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bodies_share_a_limit_of_bytes(llm: LLM, loaded: Any, start: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     """Large bodies that come slowly hold up no small one, and what they held is given back."""
     monkeypatch.setattr(gate, "BODIES", 1)
     served = start(service_of(llm, loaded, "demo", limits=Limits(body=200_000)))
@@ -211,7 +211,7 @@ def test_a_header_has_a_deadline(llm: LLM, loaded: Any, start: Serve, sent: byte
     assert served.post(PATH, ASKED)
 
 
-def test_connections_make_room(llm: LLM, loaded: Any, start: Serve) -> None:
+def test_idle_connections_are_closed_for_new_ones(llm: LLM, loaded: Any, start: Serve) -> None:
     """The one that has been without a request for the longest time goes; a busy one never does."""
     served = start(service_of(llm, loaded, "demo", limits=Limits(connections=3)))
     idle = [socket.create_connection(("127.0.0.1", served.port), timeout=20) for _ in range(3)]
@@ -227,7 +227,7 @@ def test_connections_make_room(llm: LLM, loaded: Any, start: Serve) -> None:
         sock.close()
 
 
-def test_making_room_does_not_look_at_every_connection(
+def test_closing_one_does_not_scan_every_connection(
     llm: LLM, loaded: Any, start: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A flood of connections costs the event loop the same for each of them, however many are open."""
@@ -295,14 +295,14 @@ def test_a_client_that_takes_nothing_is_dropped(llm: LLM, loaded: Any, start: Se
     until(lambda: not served.server.server_state.connections, 60)
     assert served.idle()
     reader.sock.close()
-    whole = socket.socket()
-    whole.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    whole.connect(("127.0.0.1", served.port))
+    full = socket.socket()
+    full.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    full.connect(("127.0.0.1", served.port))
     raw = json.dumps({**wordy, "max_tokens": 200}).encode()
-    whole.sendall(HEAD + b"connection: close\r\ncontent-length: %d\r\n\r\n" % len(raw) + raw)
+    full.sendall(HEAD + b"connection: close\r\ncontent-length: %d\r\n\r\n" % len(raw) + raw)
     until(lambda: bool(served.server.server_state.connections))
     until(lambda: not served.server.server_state.connections, 60)
-    whole.close()
+    full.close()
 
 
 def test_a_slow_client_is_not_dropped(llm: LLM, loaded: Any, start: Serve) -> None:
@@ -316,7 +316,7 @@ def test_a_slow_client_is_not_dropped(llm: LLM, loaded: Any, start: Serve) -> No
     assert finishes(reader.rest()) == ["length"]
 
 
-def test_what_is_not_taken_has_a_bound(llm: LLM, loaded: Any, start: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unread_output_is_bounded(llm: LLM, loaded: Any, start: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that cannot pause, as those of an encoder-decoder, end where too much of them lies in the server; what is
     there can still be read."""
     monkeypatch.setattr(call, "MOST", 1000)

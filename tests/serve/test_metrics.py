@@ -23,14 +23,14 @@ LONG = {**ASKED, "temperature": 1, "seed": 1, "max_tokens": 1900, "ignore_eos": 
 
 def figures(served: Served) -> dict[str, float]:
     """Every sample by its name, with its labels behind it in braces where it has more than all have."""
-    found: dict[str, float] = {}
+    results: dict[str, float] = {}
     for family in text_string_to_metric_families(served.send("GET", "/metrics")[2].decode()):
         for sample in family.samples:
             labels = dict(sample.labels)
             assert (labels.pop("model_name"), labels.pop("engine")) == ("demo", "0")
             more = ",".join(f"{k}={v}" for k, v in sorted(labels.items()))
-            found[sample.name + (f"{{{more}}}" if more else "")] = sample.value
-    return found
+            results[sample.name + (f"{{{more}}}" if more else "")] = sample.value
+    return results
 
 
 def test_all_names_are_documented(served: Served) -> None:
@@ -68,8 +68,8 @@ def test_what_was_served(llm: LLM, loaded: Any, start: Serve) -> None:
     buckets = [now[f"vllm:e2e_request_latency_seconds_bucket{{le={edge}}}"] for edge in ("0.005", "+Inf")]
     assert buckets[0] <= buckets[1] == 5
     names = ("e2e_request_latency", "request_inference_time", "request_queue_time")
-    whole, inference, queued = (now[f"vllm:{name}_seconds_sum"] for name in names)
-    assert whole == pytest.approx(inference + queued)
+    full, inference, queued = (now[f"vllm:{name}_seconds_sum"] for name in names)
+    assert full == pytest.approx(inference + queued)
     rounds = drafted["outrider:tree_nodes_count"]
     assert rounds == sum(m["metrics"]["speculative_decoding"]["num_spec_steps"] for m in made)
     for phase in ("draft", "verify", "commit"):
@@ -81,12 +81,12 @@ def test_what_was_served(llm: LLM, loaded: Any, start: Serve) -> None:
 def test_an_answers_own_figures(served: Served) -> None:
     """vLLM's shape: [j] of the histogram counts the rounds that accepted j tokens."""
     made = served.post(PATH, {**ASKED, "max_tokens": 60, "ignore_eos": True, "outrider": {"rounds": True}})
-    told = made["metrics"]["speculative_decoding"]
+    report = made["metrics"]["speculative_decoding"]
     counts = Counter(r["accepted"] for r in made["choices"][0]["outrider"]["rounds"] if r["tree"])
-    assert told["acceptance_histogram"] == [counts[j] for j in range(told["num_spec_tokens"] + 1)]
-    assert sum(told["acceptance_histogram"]) == told["num_spec_steps"]
-    assert sum(j * n for j, n in enumerate(told["acceptance_histogram"])) == told["num_accepted_draft_tokens"] > 0
-    assert 1 <= told["num_spec_tokens"] <= 6
+    assert report["acceptance_histogram"] == [counts[j] for j in range(report["num_spec_tokens"] + 1)]
+    assert sum(report["acceptance_histogram"]) == report["num_spec_steps"]
+    assert sum(j * n for j, n in enumerate(report["acceptance_histogram"])) == report["num_accepted_draft_tokens"] > 0
+    assert 1 <= report["num_spec_tokens"] <= 6
     plain = served.post(PATH, {**ASKED, "outrider": {"speculate": False}})["metrics"]["speculative_decoding"]
     assert (plain["num_spec_tokens"], plain["acceptance_histogram"]) == (0, [plain["num_spec_steps"]])
 

@@ -54,7 +54,7 @@ def in_waits(monkeypatch: pytest.MonkeyPatch, do: Callable[[], None]) -> list[fl
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-def test_a_full_server_is_asked_again(
+def test_the_client_retries_a_full_server(
     llm: LLM, loaded: Any, start: Serve, client_of: Client, monkeypatch: pytest.MonkeyPatch, stream: bool
 ) -> None:
     """429: the client waits as long as Retry-After says. In that time the place gets free, and it is answered."""
@@ -63,7 +63,7 @@ def test_a_full_server_is_asked_again(
     occupant = Reader(served.port, "/v1/completions", LONG)
     with pytest.raises(openai.RateLimitError) as refused:
         client_of(served, retries=0).chat.completions.create(**ASKED)
-    told = float(refused.value.response.headers["retry-after"])
+    retry_after = float(refused.value.response.headers["retry-after"])
 
     def leave() -> None:
         occupant.sock.close()
@@ -76,10 +76,10 @@ def test_a_full_server_is_asked_again(
     else:
         text = made.choices[0].message.content
     assert text == wanted
-    assert waits == [told], "one try more, after what the server said"
+    assert waits == [retry_after], "one try more, after what the server said"
 
 
-def test_a_server_that_shuts_down_is_asked_again(
+def test_the_client_retries_a_server_that_shuts_down(
     served: Served, llm: LLM, client_of: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """503: another server may stand at the address a little later."""
@@ -120,14 +120,14 @@ def spaces(llm: LLM) -> dict[str, int]:
 @pytest.mark.parametrize("seed", range(3))
 def test_a_schema_by_create(served: Served, client_of: Client, spaces: dict[str, int], seed: int) -> None:
     form = {"type": "json_schema", "json_schema": {"name": "person", "schema": Person.model_json_schema()}}
-    asked = {"model": "demo", "messages": CHAT, "max_tokens": 80, "seed": seed, "logit_bias": spaces}
-    free = client_of(served).chat.completions.create(**asked).choices[0].message.content
+    options = {"model": "demo", "messages": CHAT, "max_tokens": 80, "seed": seed, "logit_bias": spaces}
+    free = client_of(served).chat.completions.create(**options).choices[0].message.content
     with pytest.raises(ValueError, match="JSON"):
         Person.model_validate_json(free)
-    made = client_of(served).chat.completions.create(**asked, response_format=form).choices[0]
+    made = client_of(served).chat.completions.create(**options, response_format=form).choices[0]
     assert made.finish_reason == "stop"
     assert Person.model_validate_json(made.message.content)
-    chunks = client_of(served).chat.completions.create(**asked, response_format=form, stream=True)
+    chunks = client_of(served).chat.completions.create(**options, response_format=form, stream=True)
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == made.message.content
 
 
@@ -135,11 +135,11 @@ def test_a_schema_by_parse(served: Served, client_of: Client, spaces: dict[str, 
     """The client makes the schema out of the class, and an object of the class out of the text."""
     client = client_of(served)
     chats = client.chat.completions if hasattr(client.chat.completions, "parse") else client.beta.chat.completions
-    asked = {"model": "demo", "messages": CHAT, "max_tokens": 80, "seed": 1, "logit_bias": spaces}
-    made = chats.parse(**asked, response_format=Person).choices[0].message
+    options = {"model": "demo", "messages": CHAT, "max_tokens": 80, "seed": 1, "logit_bias": spaces}
+    made = chats.parse(**options, response_format=Person).choices[0].message
     assert isinstance(made.parsed, Person)
     assert made.parsed.model_dump() == json.loads(made.content)
-    with chats.stream(**asked, response_format=Person) as stream:
+    with chats.stream(**options, response_format=Person) as stream:
         assert stream.get_final_completion().choices[0].message.parsed == made.parsed
 
 

@@ -65,12 +65,12 @@ def asked(served: Served, browser: Any) -> list[Any]:
     browser.execute_script("document.querySelector('#tokens').value = 40")
     find(browser, "#prompt").send_keys("Tell me a story about a dog.", Keys.ENTER)
     wait(browser, "document.body.dataset.busy === 'false'")
-    found = browser.execute_script(
+    result = browser.execute_script(
         "return [...document.querySelectorAll('.turn.assistant .round[tabindex]')].filter(r => {"
         "const got = rounds.get(r); return got.accepted > 0 && got.tree.tokens.length > got.accepted + 1 })"
     )
-    assert len(found) > 1, "too few rounds with accepted and refused drafts: nothing is shown here"
-    return list(found)
+    assert len(result) > 1, "too few rounds with accepted and refused drafts: nothing is shown here"
+    return list(result)
 
 
 def shows(browser: Any, span: Any) -> bool:

@@ -93,8 +93,8 @@ def test_samples_of_one_prompt_share_its_reading(llm: LLM, loaded: Any, start: S
     words = [choice["text"] for choice in made["choices"]]
     alone = [served.post("/v1/completions", {**body, "n": 1, "seed": 5 + j}) for j in range(3)]
     assert words == [one["choices"][0]["text"] for one in alone]
-    told = [one["usage"]["prompt_tokens_details"]["cached_tokens"] for one in (made, *alone)]
-    assert told == [0, *[len(llm.encode(STORY)) - 1] * 3]
+    cached = [one["usage"]["prompt_tokens_details"]["cached_tokens"] for one in (made, *alone)]
+    assert cached == [0, *[len(llm.encode(STORY)) - 1] * 3]
     page = served.send("GET", "/metrics")[2].decode()
     hits = next(line for line in page.splitlines() if line.startswith("vllm:prefix_cache_hits_total{"))
     assert float(hits.split()[1]) == 5 * (len(llm.encode(STORY)) - 1)
@@ -116,7 +116,7 @@ def kept(tokens: Sequence[int]) -> Kept:
     return Kept(tuple(tokens), [(np.zeros((len(tokens), 4)),) * 2], {-1: np.zeros((len(tokens), 3))})
 
 
-def test_the_longest_beginning_is_found_and_the_oldest_text_goes() -> None:
+def test_the_longest_prefix_is_used_and_the_oldest_text_evicted() -> None:
     remaining = Prefixes(rows=2)
     a, b, c = (list(range(first, first + 40)) for first in (0, 100, 200))
     for text in (a, b):
@@ -126,7 +126,7 @@ def test_the_longest_beginning_is_found_and_the_oldest_text_goes() -> None:
     assert remaining.find(a)[1] == 39, "the last token of a prompt is read"  # type: ignore[index]
     assert remaining.find([*a[: LEAST - 1], 7]) is None
     assert remaining.find(a, "salt") is None
-    remaining.add(c, lambda: kept(c))  # b was not asked for since
+    remaining.add(c, lambda: kept(c))  # b was not used since
     assert [text.tokens[0] for _, text in remaining.texts] == [0, 200]
     remaining.add([*c, 1, 2], lambda: kept([*c, 1, 2]))  # goes on from c, and replaces it
     assert [len(text.tokens) for _, text in remaining.texts] == [40, 42]

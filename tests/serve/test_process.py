@@ -1,4 +1,4 @@
-"""The command itself: killed and started again, its model's folder gone, and told to end while it works."""
+"""The command itself: killed and started again, its model's folder gone, and terminated while it works."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ BODY = {"prompt": "Once upon a time", "temperature": 0.8, "seed": 3, "max_tokens
 @pytest.fixture
 def started() -> Iterator[list[subprocess.Popen[str]]]:
     """Servers of a test, of which none outlives it."""
-    found: list[subprocess.Popen[str]] = []
-    yield found
-    for process in found:
+    results: list[subprocess.Popen[str]] = []
+    yield results
+    for process in results:
         process.kill()
         process.wait(30)
         if process.stderr is not None:
@@ -40,16 +40,16 @@ def begin(model: str, port: int, patience: int = 120) -> tuple[subprocess.Popen[
     """A server of its own process, and the port that it says it has; `patience`: its --shutdown-timeout."""
     code = "import sys; from outrider.cli import main; sys.exit(main(sys.argv[1:]))"
     command = [sys.executable, "-c", code, "serve", model, "--drafter", "eagle:demo/hass", "--port", str(port)]
-    options = ["--dtype", "float32", "--rows", "2", "--no-compile", "--quiet", "--shutdown-timeout", str(patience)]
+    options = ["--rows", "2", "--quiet", "--shutdown-timeout", str(patience)]
     source = str(Path(__file__).resolve().parents[2] / "src")
     process = subprocess.Popen(
         [*command, *options], stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": source}
     )
     assert process.stderr is not None
     for line in process.stderr:
-        if found := re.search(r"at http://127\.0\.0\.1:(\d+) ", line):
-            wait_for(int(found[1]))
-            return process, int(found[1])
+        if result := re.search(r"at http://127\.0\.0\.1:(\d+) ", line):
+            wait_for(int(result[1]))
+            return process, int(result[1])
     raise AssertionError("the server did not start")
 
 

@@ -51,23 +51,23 @@ def held_out() -> list[str]:
 
 
 def requests(llm: LLM, count: int) -> list[Request]:
-    """Random prompts, seeds, laws, lengths and ends."""
+    """Random prompts, seeds, samplings, lengths and ends."""
     chance = random.Random(11)
-    texts, found = held_out(), []
+    texts, results = held_out(), []
     for _ in range(count):
         ids = llm.encode(chance.choice(texts))
         first = chance.randrange(max(1, len(ids) - 24))
-        law = Sampling(
+        sampling = Sampling(
             chance.choice([0.0, 0.7, 1.0]), top_k=chance.choice([0, 0, 20]), top_p=chance.choice([1.0, 0.9]),
             repetition_penalty=chance.choice([1.0, 1.0, 1.2]), frequency_penalty=chance.choice([0.0, 0.0, 0.4]),
             logit_bias=chance.choice([{}, {}, {100: 3.0}]),
         )  # fmt: skip
         limit = chance.randint(1, 9)
         ends = Stop(llm.eos | {chance.randrange(llm.target.vocab)}, (), limit)
-        found.append(
-            Request(ids[first : first + chance.randint(1, 24)], chance.randrange(1 << 63), limit, law, ends.cut)
+        results.append(
+            Request(ids[first : first + chance.randint(1, 24)], chance.randrange(1 << 63), limit, sampling, ends.cut)
         )
-    return found
+    return results
 
 
 def offline(llm: LLM, asked: list[Request]) -> list[list[int]]:
@@ -87,7 +87,7 @@ def served(
     scores: dict[int, list[Scored]] | None = None,
 ) -> list[list[int]]:
     """The same through the scheduler, arriving at random; now and then someone leaves in the middle, and every third
-    text pauses at random. `scores` gets the logprobs of those who asked for them."""
+    text pauses at random. `scores` gets the logprobs of requests with them."""
     scheduler = service_of(llm, loaded, "demo", rows=4, queue=10_000).scheduler
     if auto:
         scheduler.engine = replace(scheduler.engine, budget=AdaptiveBudget())
@@ -143,11 +143,11 @@ def test_served_is_offline(llm: LLM, loaded: Any, plan: str, gap: float) -> None
 
 
 def test_logprobs_do_not_depend_on_drafts_or_load(llm: LLM, loaded: Any) -> None:
-    asked, found = requests(llm, 20), list[dict[int, list[Scored]]]()
+    asked, results = requests(llm, 20), list[dict[int, list[Scored]]]()
     for plan, gap in (("eagle", 0.0), ("none", 0.01)):
-        found.append({})
-        served(llm, loaded, asked, PLANS[plan], gap, scores=found[-1])
-    drafted, plain = found
+        results.append({})
+        served(llm, loaded, asked, PLANS[plan], gap, scores=results[-1])
+    drafted, plain = results
     assert drafted.keys() == plain.keys()
     assert drafted, "somebody asked"
     for i, mine in drafted.items():

@@ -55,7 +55,7 @@ def answered(out: Path) -> list[dict[str, Any]]:
 
 
 def test_the_driver_is_killed(served: Served, llm: LLM, tmp_path: Path) -> None:
-    out, whole = tmp_path / "ray", tmp_path / "whole.jsonl"
+    out, full = tmp_path / "ray", tmp_path / "whole.jsonl"
     with gateway(served.url, "busy", "cut") as between:
         process, end = begin(between.url, out), time.monotonic() + 600
         while process.poll() is None and time.monotonic() < end and len(answered(out)) < 2:
@@ -69,8 +69,8 @@ def test_the_driver_is_killed(served: Served, llm: LLM, tmp_path: Path) -> None:
         assert len(between.asked) - first < len(ASKED), "what was written is not asked again"
     rows = answered(out)
     assert sorted(row["id"] for row in rows) == sorted(keys([what for _, what in ASKED]))
-    answering.write([served.url], ASKED, whole, Wish("demo", 12), 2)
-    expected = {row["id"]: row for row in map(json.loads, whole.read_text(encoding="utf-8").splitlines())}
+    answering.write([served.url], ASKED, full, Wish("demo", 12), 2)
+    expected = {row["id"]: row for row in map(json.loads, full.read_text(encoding="utf-8").splitlines())}
     assert {row["id"]: {k: v for k, v in row.items() if v is not None} for row in rows} == expected
     documents = list(data.read(sorted((out / "answers").glob("*.json")), llm.tokenizer))
-    assert sorted(d.tokens for d in documents) == sorted(d.tokens for d in data.read([whole], llm.tokenizer))
+    assert sorted(d.tokens for d in documents) == sorted(d.tokens for d in data.read([full], llm.tokenizer))

@@ -48,9 +48,9 @@ def chat(served: Served, status: int = 200, **more: Any) -> Any:
 
 def texts(served: Served, **more: Any) -> str:
     """The text, which no way of drafting changes."""
-    found = {chat(served, outrider=way, **more)["choices"][0]["message"]["content"] for way in WAYS}
-    assert len(found) == 1
-    return found.pop()
+    results = {chat(served, outrider=way, **more)["choices"][0]["message"]["content"] for way in WAYS}
+    assert len(results) == 1
+    return results.pop()
 
 
 def test_a_schema(served: Served) -> None:
@@ -113,7 +113,7 @@ def test_a_grammar_that_breaks_fails_its_own_row(served: Served, why: str) -> No
     assert served.idle()
 
 
-def test_a_text_that_ends_before_its_grammar_breaks_is_whole(llm: LLM) -> None:
+def test_a_text_that_ends_before_its_grammar_breaks_is_complete(llm: LLM) -> None:
     """An accepted draft makes the walk look behind a stop, where decoding without one would never have looked."""
     grammars = Grammars(llm.tokenizer, llm.target.vocab, llm.eos)
     grammar = Grammars.of_structure(StructuredOutputs(grammar=BREAKING["no token can follow"]))
@@ -129,7 +129,7 @@ def test_a_text_that_ends_before_its_grammar_breaks_is_whole(llm: LLM) -> None:
 
 
 class Counted:
-    """llguidance's matcher, and how many masks were asked of it."""
+    """llguidance's matcher, and how many masks it computed."""
 
     def __init__(self, matcher: Any):
         self.matcher, self.masks = matcher, 0

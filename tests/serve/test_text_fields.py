@@ -26,9 +26,9 @@ def tokenizer() -> Any:
 
 @pytest.fixture(scope="module")
 def ids(tokenizer: Any) -> list[int]:
-    found = [t for text in ("the", WRITES) for t in tokenizer(text, add_special_tokens=False)["input_ids"]]
-    assert len(set(found)) == len(found), "the last token alone must say what follows"
-    return found
+    results = [t for text in ("the", WRITES) for t in tokenizer(text, add_special_tokens=False)["input_ids"]]
+    assert len(set(results)) == len(results), "the last token alone must say what follows"
+    return results
 
 
 @pytest.fixture(scope="module")
@@ -84,24 +84,24 @@ def test_offsets_do_not_drift_behind_characters_of_several_tokens(tiny: Served, 
         assert [value for p in pieces for value in p[name]] == scores[name]
 
 
-def test_tokens_that_read_the_same_are_told_apart(tiny: Served) -> None:
+def test_tokens_of_equal_text_are_distinguished(tiny: Served) -> None:
     """Halves of characters by their bytes; and the token that was written is always among them."""
     for k in (0, 1, 5):
         scores = complete(tiny, logprobs=k)["logprobs"]
-        for token, logprob, told in zip(
+        for token, logprob, report in zip(
             scores["tokens"], scores["token_logprobs"], scores["top_logprobs"], strict=True
         ):
-            assert told[token] == logprob
-            assert max(k, 1) <= len(told) <= k + 1
-            assert list(told.values())[:k] == sorted(list(told.values())[:k], reverse=True)
-    assert any(sum(name.startswith("bytes:") for name in told) > 2 for told in scores["top_logprobs"])
+            assert report[token] == logprob
+            assert max(k, 1) <= len(report) <= k + 1
+            assert list(report.values())[:k] == sorted(list(report.values())[:k], reverse=True)
+    assert any(sum(name.startswith("bytes:") for name in report) > 2 for report in scores["top_logprobs"])
 
 
 def test_a_sampled_token_that_is_not_likely_is_there_too(tiny: Served) -> None:
     scores = complete(tiny, logprobs=1, temperature=5.0, seed=1)["logprobs"]
-    assert any(len(told) == 2 for told in scores["top_logprobs"])
-    for token, logprob, told in zip(scores["tokens"], scores["token_logprobs"], scores["top_logprobs"], strict=True):
-        assert told[token] == logprob
+    assert any(len(report) == 2 for report in scores["top_logprobs"])
+    for token, logprob, report in zip(scores["tokens"], scores["token_logprobs"], scores["top_logprobs"], strict=True):
+        assert report[token] == logprob
 
 
 def test_names_of_tokens() -> None:

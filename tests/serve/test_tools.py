@@ -57,9 +57,9 @@ def choice(served: Served, **more: Any) -> Any:
 
 def streamed(served: Served, **more: Any) -> list[Any]:
     """The choices of a stream's events."""
-    status, _, found = served.send("POST", "/v1/chat/completions", body(stream=True, **more))
-    assert status == 200, found
-    events = [json.loads(line[6:]) for line in found.decode().split("\n\n") if line.startswith("data: {")]
+    status, _, result = served.send("POST", "/v1/chat/completions", body(stream=True, **more))
+    assert status == 200, result
+    events = [json.loads(line[6:]) for line in result.decode().split("\n\n") if line.startswith("data: {")]
     return [event["choices"][0] for event in events]
 
 
@@ -110,7 +110,7 @@ def test_one_call_where_parallel_calls_are_off(caller: Served) -> None:
     assert [c["function"] for c in calls(pieces)] == [c["function"] for c in one["message"]["tool_calls"]]
 
 
-def test_whole_calls_of_a_text_that_was_cut_keep_its_finish(caller: Served) -> None:
+def test_complete_calls_of_a_truncated_text_keep_its_finish_reason(caller: Served) -> None:
     """The call is there, and `length` says that more might have come."""
     said = {"grammar": f"start: {json.dumps(CALL)} /[a-z ]+/"}
     made = choice(caller, structured_outputs=said, max_tokens=60)
@@ -143,8 +143,8 @@ def test_a_string_argument_may_hold_what_ends_a_call(said: str) -> None:
     content, made = Caller("auto").split(text + "\n" + text)
     assert [json.loads(call["function"]["arguments"]) for call in made] == [{"words": said}] * 2
     assert content == "Well.\nWell."
-    whole, cut = CALL, text[: text.index("}}")]  # a call that was cut short behind it takes none with it
-    content, made = Caller("auto").split(whole + cut)
+    full, cut = CALL, text[: text.index("}}")]  # a call that was cut short behind it takes none with it
+    content, made = Caller("auto").split(full + cut)
     assert [call["function"]["arguments"] for call in made] == ['{"age": 2}']
     assert content == cut
 
@@ -152,11 +152,11 @@ def test_a_string_argument_may_hold_what_ends_a_call(said: str) -> None:
 @pytest.mark.parametrize(
     "text", ["plain", " a < b <tool", f"Well. \n{CALL}", f"{CALL}\n{CALL} and\n", f"<tool_call>x {CALL} end \n", " \n"]
 )
-def test_what_is_sent_early_is_the_beginning_of_the_content(text: str) -> None:
+def test_text_sent_early_is_a_prefix_of_the_content(text: str) -> None:
     caller = Caller("auto")
-    whole = caller.split(text)[0] or ""
+    full = caller.split(text)[0] or ""
     ready = [caller.ready(text[:i]) for i in range(len(text) + 1)]
-    assert all(whole.startswith(early) for early in ready)
+    assert all(full.startswith(early) for early in ready)
     assert all(len(a) <= len(b) for a, b in pairwise(ready))
     begins = text.find("<tool_call>")
     assert ready[-1] == (text.removesuffix("<tool") if begins < 0 else text[:begins]).rstrip()
@@ -188,24 +188,24 @@ def test_a_stream_that_may_not_call_is_a_stream(served: Served) -> None:
 
 
 @pytest.mark.parametrize("how", [NAMED, "required", "auto", "none"])
-def test_a_stream_with_tools_tells_all_that_was_asked(caller: Served, how: Any) -> None:
-    asked = {"logprobs": True, "top_logprobs": 1, "return_token_ids": True, "outrider": {"rounds": True}}
-    asked["parallel_tool_calls"] = False
+def test_a_stream_with_tools_has_every_requested_field(caller: Served, how: Any) -> None:
+    options = {"logprobs": True, "top_logprobs": 1, "return_token_ids": True, "outrider": {"rounds": True}}
+    options["parallel_tool_calls"] = False
     if how == "auto":
-        asked["structured_outputs"] = {"choice": ["Well. " + CALL]}
+        options["structured_outputs"] = {"choice": ["Well. " + CALL]}
     if how == "none":
-        asked["max_tokens"] = 20
-    whole, pieces = choice(caller, tool_choice=how, **asked), streamed(caller, tool_choice=how, **asked)
-    assert [t for c in pieces for t in c.get("token_ids", [])] == whole["token_ids"]
+        options["max_tokens"] = 20
+    full, pieces = choice(caller, tool_choice=how, **options), streamed(caller, tool_choice=how, **options)
+    assert [t for c in pieces for t in c.get("token_ids", [])] == full["token_ids"]
     logprobs = [entry for c in pieces if c["logprobs"] for entry in c["logprobs"]["content"]]
-    assert [entry["token"] for entry in logprobs] == [entry["token"] for entry in whole["logprobs"]["content"]]
-    assert len(logprobs) == len(whole["token_ids"])
+    assert [entry["token"] for entry in logprobs] == [entry["token"] for entry in full["logprobs"]["content"]]
+    assert len(logprobs) == len(full["token_ids"])
 
     def text(rounds: list[Any]) -> str:
         return "".join(part for r in rounds for part, _ in r["text"])
 
     rounds = [r for c in pieces for r in c.get("outrider", {}).get("rounds", [])]
-    assert text(rounds) == text(whole["outrider"]["rounds"]) != ""
+    assert text(rounds) == text(full["outrider"]["rounds"]) != ""
 
 
 @pytest.mark.parametrize(

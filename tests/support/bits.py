@@ -30,12 +30,12 @@ def opened(target: Target, prompts: list[list[int]], taps: tuple[int, ...] = ())
 def plain(target: Target, text: list[int], length: int, taps: tuple[int, ...] = ()) -> list[tuple[Tensor, ...]]:
     """Logits and features after `length` tokens and after each one more: read one at a time, alone."""
     session, after = opened(target, [text[:length]], taps)
-    found: list[tuple[Tensor, ...]] = [(after[0],)]
+    results: list[tuple[Tensor, ...]] = [(after[0],)]
     for token in text[length:]:
         output = session.forward(chain([[token]]), taps)
-        found.append(tuple(tensor(part[0, 0]) for part in (output.logits, *(output.features[t] for t in taps))))
+        results.append(tuple(tensor(part[0, 0]) for part in (output.logits, *(output.features[t] for t in taps))))
         session.keep([[0]])
-    return found
+    return results
 
 
 def scattered(
@@ -73,9 +73,9 @@ def trees_differ(
         for b, (_, _, path) in enumerate(drawn):
             for i, node in enumerate(path):
                 parts = output.logits, *(output.features[t] for t in taps)
-                found = [tensor(part[b, node]) for part in parts]
+                results = [tensor(part[b, node]) for part in parts]
                 expected = right[b][at[b] - lengths[b] + 1 + i]
-                wrong += not all(torch.equal(f, e) for f, e in zip(found, expected, strict=True))
+                wrong += not all(torch.equal(f, e) for f, e in zip(results, expected, strict=True))
         session.keep([path for _, _, path in drawn])
         at = [a + len(d[2]) for a, d in zip(at, drawn, strict=True)]
     return wrong

@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 WORDS = ["the", "cat", "dog", "sat", "ran", "on", "under", "mat", "hill", "and", "then", "slept", "sang", "again", "."]
 PROMPT = "the cat sat on the mat and the cat sat on"
-Result = tuple[int, str, str]
+
+
+class Result(NamedTuple):
+    """The exit code, and what was written to stdout and stderr."""
+
+    code: int
+    out: str
+    err: str
+
+
 Run = Callable[..., Result]
 
 

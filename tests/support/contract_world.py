@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,8 +10,9 @@ from typing import Any
 import contract_weights
 import numpy as np
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from small import noised, tiny_llama
 from transformers.generation.logits_process import (
+    LogitsProcessor,
     LogitsProcessorList,
     MinPLogitsWarper,
     RepetitionPenaltyLogitsProcessor,
@@ -37,7 +37,7 @@ PROMPTS = [[3, 14, 15, 9, 26, 5, 35, 8, 9, 7, 9, 3, 14, 15], [2, 7, 18, 28], [1]
 
 
 def needs(name: str, folder: str) -> str:
-    """The SPEC by which the contract asks for a drafter. The model is the noisy copy; nets are random ones."""
+    """The SPEC of a drafter in the contract. The model is the noisy copy; nets are random ones."""
     if name == "model":
         return f"model:{folder}?top_k=3"
     if name in contract_weights.MAKERS:
@@ -64,19 +64,17 @@ class World:
 
 
 def make_world(folder: Path) -> World:
-    torch.manual_seed(7)
-    config = LlamaConfig(
-        vocab_size=VOCAB, hidden_size=WIDE, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=CONTEXT, initializer_range=0.25, eos_token_id=None,
-        bos_token_id=None,
-    )  # fmt: skip
-    model = LlamaForCausalLM(config).double().eval()
-    noisy = copy.deepcopy(model)
-    with torch.no_grad():
-        for p in noisy.parameters():
-            p.add_(torch.randn_like(p) * 0.15 * p.std())
-    noisy.save_pretrained(folder)
+    sizes = {"hidden_size": WIDE, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
+    model = tiny_llama(VOCAB, seed=7, max_position_embeddings=CONTEXT, initializer_range=0.25, **sizes)
+    noised(model, 0.15).save_pretrained(folder)
     return World(load_target(model), model, str(folder))
+
+
+class NoEven(LogitsProcessor):
+    """A user's own processor."""
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        return scores.index_fill(1, torch.arange(0, scores.shape[1], 2), float("-inf"))
 
 
 def outputs(engine: Engine, requests: list[Request], batch_size: int = 8) -> list[Row]:
@@ -100,40 +98,40 @@ known: dict[Any, list[int]] = {}  # plain texts: every drafter is held against t
 
 
 def plain(
-    model: Any, prompt: list[int], seed: int, law: Sampling, limit: int, eos: set[int] = frozenset()
+    model: Any, prompt: list[int], seed: int, sampling: Sampling, limit: int, eos: set[int] = frozenset()
 ) -> list[int]:  # type: ignore[assignment]
     """Plain decoding, independent of the engine: stock cache, one token at a time, transformers' own processors."""
-    key = (id(model), tuple(prompt), seed, repr(law), limit, frozenset(eos))
+    key = (id(model), tuple(prompt), seed, repr(sampling), limit, frozenset(eos))
     if key not in known:
-        known[key] = _plain(model, prompt, seed, law, limit, eos)
+        known[key] = _plain(model, prompt, seed, sampling, limit, eos)
     return list(known[key])
 
 
-def _plain(model: Any, prompt: list[int], seed: int, law: Sampling, limit: int, eos: set[int]) -> list[int]:
-    warps, repeats = LogitsProcessorList(), RepetitionPenaltyLogitsProcessor(law.repetition_penalty)
-    if law.temperature > 0:
-        warps.append(TemperatureLogitsWarper(law.temperature))
-        if law.top_k:
-            warps.append(TopKLogitsWarper(law.top_k))
-        if law.top_p < 1:
-            warps.append(TopPLogitsWarper(law.top_p))
-        if law.min_p > 0:
-            warps.append(MinPLogitsWarper(law.min_p))
+def _plain(model: Any, prompt: list[int], seed: int, sampling: Sampling, limit: int, eos: set[int]) -> list[int]:
+    warps, repeats = LogitsProcessorList(), RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty)
+    if sampling.temperature > 0:
+        warps.append(TemperatureLogitsWarper(sampling.temperature))
+        if sampling.top_k:
+            warps.append(TopKLogitsWarper(sampling.top_k))
+        if sampling.top_p < 1:
+            warps.append(TopPLogitsWarper(sampling.top_p))
+        if sampling.min_p > 0:
+            warps.append(MinPLogitsWarper(sampling.min_p))
     ids, past, out = torch.tensor([prompt]), None, []
     with torch.no_grad():
         while len(out) < limit and len(prompt) + len(out) < CONTEXT:
             made = model(ids[:, -1:] if past else ids, **carrying(model, past))
             past = carried(model, made)
             scores = made.logits[:, -1]
-            for token, bias in law.logit_bias.items():
+            for token, bias in sampling.logit_bias.items():
                 scores[0, token] += bias
             scores = repeats(ids, scores)
             for token in out:
-                scores[0, token] -= law.frequency_penalty
+                scores[0, token] -= sampling.frequency_penalty
             for token in set(out):
-                scores[0, token] -= law.presence_penalty
+                scores[0, token] -= sampling.presence_penalty
             scores = warps(ids, scores)
-            if law.temperature > 0:
+            if sampling.temperature > 0:
                 scores = scores + torch.from_numpy(noise.gumbels([seed], [len(prompt) + len(out)], np.arange(VOCAB)))
             out.append(int(scores.argmax(-1)))
             if out[-1] in eos:

@@ -4,7 +4,7 @@
 every sequence of decisions has been taken once. Drafting draws from the same chance, so its randomness is enumerated
 too. `joint` chains rounds until the first tokens of the text are known and returns their distribution.
 
-A rule here is a function of a batch in numpy. `FORMS` are the two forms of the real rules: the reference, asked row by
+A rule here is a function of a batch in numpy. `FORMS` are the two forms of the real rules: the reference, called row by
 row, and the tensors.
 """
 
@@ -17,6 +17,7 @@ from itertools import product
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 from outrider.backends.torch import verify as tensors
@@ -28,8 +29,8 @@ from outrider.params import Sampling
 
 PLAIN = Sampling(temperature=1.0)
 Text = tuple[int, ...]
-Law = Callable[[Array, int, Array], Array]  # (logits [b, v], depth of the token, path [b, depth - 1]) -> [b, v]
-Rule = Callable[..., Verdict]  # (tree, logits [b, n, v], law, chance, depth)
+Warp = Callable[[Array, int, Array], Array]  # (logits [b, v], depth of the token, path [b, depth - 1]) -> [b, v]
+Rule = Callable[..., Verdict]  # (tree, logits [b, n, v], warp, chance, depth)
 Draft = Callable[["Branches", "World", Text], DraftTree]
 
 
@@ -75,7 +76,7 @@ class Branches:
 
 @dataclass
 class OfRow:
-    """The chance of one row, as the reference asks it."""
+    """The chance of one row, as the reference uses it."""
 
     chance: Branches
     row: int
@@ -105,17 +106,17 @@ class OfTensors:
 def by_reference(rule: Any) -> Rule:
     """A rule of `core.verify`, row by row."""
 
-    def judged(tree: DraftTree, logits: Array, law: Law, chance: Branches, depth: int) -> Verdict:
-        found = []
+    def judged(tree: DraftTree, logits: Array, warp: Warp, chance: Branches, depth: int) -> Verdict:
+        results = []
         for b, row in enumerate(tree.host):
 
             def of_row(node: int, path: list[int], b: int = b) -> Array:
-                return law(logits[b : b + 1, node], len(path) + 1, np.array([path], np.int64))[0]
+                return warp(logits[b : b + 1, node], len(path) + 1, np.array([path], np.int64))[0]
 
             q = None if tree.q is None else tree.q[b]
             more = (tree.replacement,) if rule is verify.rejection else ()
-            found.append(rule(row, of_row, OfRow(chance, b), min(depth, tree.deepest), q, *more))
-        return Verdict([path for path, _ in found], [token for _, token in found], [True] * len(found))
+            results.append(rule(row, of_row, OfRow(chance, b), min(depth, tree.deepest), q, *more))
+        return Verdict([path for path, _ in results], [token for _, token in results], [True] * len(results))
 
     return judged
 
@@ -123,9 +124,9 @@ def by_reference(rule: Any) -> Rule:
 def by_tensors(rule: Any) -> Rule:
     """A rule of `backends.torch.verify`."""
 
-    def judged(tree: DraftTree, logits: Array, law: Law, chance: Branches, depth: int) -> Verdict:
+    def judged(tree: DraftTree, logits: Array, warp: Warp, chance: Branches, depth: int) -> Verdict:
         def wrapped(z: torch.Tensor, d: int, path: torch.Tensor) -> torch.Tensor:
-            return torch.from_numpy(law(z.numpy(), d, path.numpy()))
+            return torch.from_numpy(warp(z.numpy(), d, path.numpy()))
 
         given = TensorTree.of(replace(tree, ancestors=None))
         return lists_of(rule(given, torch.from_numpy(logits), wrapped, OfTensors(chance), depth))
@@ -133,10 +134,10 @@ def by_tensors(rule: Any) -> Rule:
     return judged
 
 
-def lists_of(found: tensors.TensorVerdict) -> Verdict:
+def lists_of(result: tensors.TensorVerdict) -> Verdict:
     """A verdict in tensors as lists."""
-    rows = zip(found.path.tolist(), found.count.tolist(), strict=True)
-    return Verdict([path[:n] for path, n in rows], found.next.tolist(), [True] * len(found.next))
+    rows = zip(result.path.tolist(), result.count.tolist(), strict=True)
+    return Verdict([path[:n] for path, n in rows], result.next.tolist(), [True] * len(result.next))
 
 
 @dataclass(frozen=True)
@@ -155,6 +156,16 @@ FORMS = (
     Form("reference", by_reference(verify.rejection), by_reference(verify.block)),
     Form("tensors", by_tensors(tensors.rejection), by_tensors(tensors.block)),
 )
+
+
+EVERY_FORM = pytest.mark.parametrize("form", FORMS, ids=repr)
+EXACT = 1e-12  # a bias below this is rounding
+
+
+def single(tokens: list[int], parents: list[int], q: Array | None = None, rows: int = 1) -> DraftTree:
+    """One tree for all rows, with q [inner, v]."""
+    tree = from_lists([(tokens, parents, [0.0] * len(tokens))], values=False)
+    return repeat(replace(tree, q=None if q is None else q[None]), rows)
 
 
 def explore(run: Callable[[Branches], list], limit: int = 3_000_000) -> Iterator[tuple[object, float]]:
@@ -190,7 +201,7 @@ class World:
             number = number * self.v + token
         return number
 
-    def law(self, logits: Array, text: Text, path: Array) -> Array:
+    def warp(self, logits: Array, text: Text, path: Array) -> Array:
         """The target's distribution at nodes with logits [b, v], below paths [b, d]."""
         return np.stack([self._law(z, (*text, *p)) for z, p in zip(logits, path.tolist(), strict=True)])
 
@@ -240,7 +251,9 @@ def _tables(v: int, depth: int, seed: int, zeros: float, sharp: float) -> list[A
     return tables
 
 
-def world(kind: str = "random", v: int = 3, seed: int = 0, depth: int = 6, length: int = 3, **laws: Sampling) -> World:
+def world(
+    kind: str = "random", v: int = 3, seed: int = 0, depth: int = 6, length: int = 3, **samplings: Sampling
+) -> World:
     """random | zeros (in p and q) | equal (p = q) | disjoint (supports) | near (q close to p) | opposed."""
     zeros = 0.4 if kind == "zeros" else 0.0
     target = _tables(v, depth, seed, zeros, 1.2)
@@ -255,7 +268,7 @@ def world(kind: str = "random", v: int = 3, seed: int = 0, depth: int = 6, lengt
         for t, d in zip(target, drafter, strict=True):
             t[:, v // 2 :] = -np.inf
             d[:, : v // 2] = -np.inf
-    return World(target, drafter, length=length, **laws)
+    return World(target, drafter, length=length, **samplings)
 
 
 def sampled(shape: tuple[int, ...], replacement: bool = False) -> Draft:
@@ -265,12 +278,12 @@ def sampled(shape: tuple[int, ...], replacement: bool = False) -> Draft:
         parents = template(shape)
         b, n = len(chance), len(parents)
         codes = [np.full(b, w.code(text))]
-        level, tokens, laws, row = [0], [], [], np.arange(b)
+        level, tokens, distributions, row = [0], [], [], np.arange(b)
         for d, width in enumerate(shape):
             following = []
             for node in level:
                 q = w.q(codes[node], len(text) + d)
-                laws.append(q)
+                distributions.append(q)
                 q, free = q.copy(), np.ones_like(q)
                 for _ in range(width):
                     # Where q has run out, any token will do that is no sibling's: here the first.
@@ -284,7 +297,7 @@ def sampled(shape: tuple[int, ...], replacement: bool = False) -> Draft:
             level = following
         assert len(codes) == n
         tree = from_template([text[-1] if text else 0] * b, np.stack(tokens, 1), parents)
-        return replace(tree, q=np.stack(laws, 1), replacement=replacement)
+        return replace(tree, q=np.stack(distributions, 1), replacement=replacement)
 
     return draft
 
@@ -317,16 +330,16 @@ def outcomes(rule: Rule, draft: Draft, w: World, text: Text) -> dict[Text, float
         tree = draft(chance, w, text)
         depth = min(tree.deepest, len(w.target) - 1 - len(text))
 
-        def law(logits: Array, d: int, path: Array) -> Array:
+        def warp(logits: Array, d: int, path: Array) -> Array:
             assert path.shape == (len(logits), d - 1)
-            return w.law(logits, text, path)
+            return w.warp(logits, text, path)
 
-        return emitted(tree, rule(tree, w.output(tree, text), law, chance, depth))
+        return emitted(tree, rule(tree, w.output(tree, text), warp, chance, depth))
 
-    found: dict[Text, float] = defaultdict(float)
+    results: dict[Text, float] = defaultdict(float)
     for tokens, weight in explore(run):
-        found[tokens] += weight
-    return dict(found)
+        results[tokens] += weight
+    return dict(results)
 
 
 def emitted(tree: DraftTree, verdict: Verdict) -> list[Text]:
@@ -335,26 +348,26 @@ def emitted(tree: DraftTree, verdict: Verdict) -> list[Text]:
 
 
 def joint(rule: Rule, draft: Draft, w: World) -> dict[Text, float]:
-    """The law of the text's first `w.length` tokens, round after round."""
-    laws: list[dict[Text, float]] = [defaultdict(float) for _ in range(w.length + 1)]  # by length, all rounds merged
-    laws[0][()] = 1.0
-    for states in laws[:-1]:
+    """The distribution of the text's first `w.length` tokens, round after round."""
+    texts: list[dict[Text, float]] = [defaultdict(float) for _ in range(w.length + 1)]  # by length, all rounds merged
+    texts[0][()] = 1.0
+    for states in texts[:-1]:
         for text, weight in states.items():
             for tokens, p in outcomes(rule, draft, w, text).items():
                 longer = (text + tokens)[: w.length]
-                laws[len(longer)][longer] += weight * p
-    return laws[-1]
+                texts[len(longer)][longer] += weight * p
+    return texts[-1]
 
 
 def plain(w: World) -> dict[Text, float]:
-    """The law of plain decoding."""
-    found = {}
+    """The distribution of plain decoding."""
+    results = {}
     for text in product(range(w.v), repeat=w.length):
         weight = 1.0
         for i, token in enumerate(text):
             weight *= float(w.p(text[:i])[token]) if weight else 0.0
-        found[text] = weight
-    return found
+        results[text] = weight
+    return results
 
 
 def distance(a: dict[Text, float], b: dict[Text, float]) -> float:
@@ -364,6 +377,6 @@ def distance(a: dict[Text, float], b: dict[Text, float]) -> float:
 
 def bias(rule: Rule, draft: Draft, w: World) -> float:
     """How far a rule's text is from plain decoding: the checker that passes the real rules and must fail wrong ones."""
-    found = joint(rule, draft, w)
-    assert abs(sum(found.values()) - 1) < 1e-9, "the branches' probabilities sum to one"
-    return distance(found, plain(w))
+    result = joint(rule, draft, w)
+    assert abs(sum(result.values()) - 1) < 1e-9, "the branches' probabilities sum to one"
+    return distance(result, plain(w))

@@ -169,9 +169,9 @@ def about_options(out: Any, config: Any) -> None:
 
 def converted(model: Any, arch: str) -> dict[str, torch.Tensor]:
     """Tensors as llama.cpp's converter makes them."""
-    config, found = model.config, {}
+    config, result = model.config, {}
     state = {
-        name: tensor for whole in model.state_dict().items() for name, tensor in unstacked(*whole, arch)
+        name: tensor for full in model.state_dict().items() for name, tensor in unstacked(*full, arch)
         if not (name == "lm_head.weight" and config.tie_word_embeddings) and not name.endswith(".attn.bias")
     }  # fmt: skip
     for name, tensor in state.items():
@@ -193,8 +193,8 @@ def converted(model: Any, arch: str) -> dict[str, torch.Tensor]:
                 continue
             each = [state[f"{stem}.norms.{h}.weight"] for h in range(sum(stem in n for n in state))]
             name, made = f"{stem}.weight", torch.stack(each)
-        found[renamed(name, arch, state)] = made.contiguous()
-    return found
+        result[renamed(name, arch, state)] = made.contiguous()
+    return result
 
 
 def permuted(name: str, tensor: torch.Tensor, config: Any) -> torch.Tensor:

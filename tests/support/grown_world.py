@@ -1,13 +1,15 @@
-"""Trees that compiled code grows, beside those of tensors: budgets, texts, and what is asked of every such drafter."""
+"""Trees of compiled drafters beside those of tensors: budgets, prompts, and what holds for every such drafter."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from bits import text_of
 
 import outrider
@@ -68,6 +70,38 @@ def same(tree: DraftTree, right: DraftTree) -> None:
     assert tree.deepest >= int(tree.depths.max())
 
 
+def checked(monkeypatch: pytest.MonkeyPatch, drafting: type, check: Callable[..., None]) -> list[DraftTree]:
+    """From now on `check(self, tree, rows, budget)` holds for every tree that a class of draftings proposes; the list
+    of these trees grows."""
+    trees: list[DraftTree] = []
+    fast = drafting.propose  # type: ignore[attr-defined]
+
+    def propose(self: Any, rows: Rows, budget: Budget) -> DraftTree:
+        tree: DraftTree = fast(self, rows, budget)
+        check(self, tree, rows, budget)
+        trees.append(tree)
+        return tree
+
+    monkeypatch.setattr(drafting, "propose", propose)
+    return trees
+
+
+def generate(llm: outrider.LLM, budget: str, temperature: float, tokens: int = 14) -> None:
+    """A batch of texts of unequal length."""
+    given = Given(BUDGETS[budget])
+    llm.generate(PROMPTS, max_new_tokens=tokens, temperature=temperature, seed=4, batch_size=3, budget=given)
+
+
+def shuffled(net: Any, vocab: int, drafted: int, spoilt: bool = False) -> Any:
+    """Heads of random weights, NaN where they are `spoilt`, that draft so many tokens of the vocabulary (0: all)."""
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.copy_(torch.full_like(parameter, float("nan")) if spoilt else torch.randn(parameter.shape) * 0.3)
+        if drafted:
+            net.d2t.copy_(torch.randperm(vocab)[:drafted].sort().values - torch.arange(drafted))
+    return net
+
+
 def valued(tree: DraftTree, row: int) -> dict[tuple[int, ...], float]:
     """The value of every path of a row."""
     tokens, parents, values = tree.host[row]
@@ -78,34 +112,34 @@ def valued(tree: DraftTree, row: int) -> dict[tuple[int, ...], float]:
 
 
 def nearly(tree: DraftTree, right: DraftTree, row: int) -> None:
-    """The same nodes of a row, but that of nodes that are worth the same either may be the last."""
-    found, wanted = valued(tree, row), valued(right, row)
-    assert len(found) == len(wanted)
-    assert all(math.isclose(found[path], wanted[path], abs_tol=1e-4) for path in found.keys() & wanted.keys())
-    least = min(wanted.values())
-    for path in found.keys() ^ wanted.keys():
-        assert math.isclose({**found, **wanted}[path], least, abs_tol=1e-4), path
+    """The same nodes of a row, except that of nodes of equal value either may be the last."""
+    ours, expected = valued(tree, row), valued(right, row)
+    assert len(ours) == len(expected)
+    assert all(math.isclose(ours[path], expected[path], abs_tol=1e-4) for path in ours.keys() & expected.keys())
+    least = min(expected.values())
+    for path in ours.keys() ^ expected.keys():
+        assert math.isclose({**ours, **expected}[path], least, abs_tol=1e-4), path
 
 
 def late_and_at_once(llm: outrider.LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """Drafts are the same whether a text is read as it comes or only when something is drafted for it, while rows come
     and go."""
     prompts = [text_of(i, n) for i, n in enumerate((40, 7, 31, 150, 3, 12, 60, 5))]
-    found = []
+    runs = []
     for flush in (1, 512):
         monkeypatch.setattr(_compiled, "MOST", flush)
         outputs = llm.generate(
             prompts, max_new_tokens=40, temperature=1.0, seed=4, batch_size=3, budget=Seldom(Budget(8, 3))
         )
-        found.append([(o.tokens, o.usage.drafted, o.usage.accepted) for o in outputs])
-    assert found[0] == found[1]
-    assert len({len(tokens) for tokens, _, _ in found[0]}) > 2, "rows end at different times"
-    assert sum(accepted for _, _, accepted in found[0]) > 0
+        runs.append([(o.tokens, o.usage.drafted, o.usage.accepted) for o in outputs])
+    assert runs[0] == runs[1]
+    assert len({len(tokens) for tokens, _, _ in runs[0]}) > 2, "rows end at different times"
+    assert sum(accepted for _, _, accepted in runs[0]) > 0
 
 
-def harmless_without_numbers(llm: outrider.LLM) -> None:
-    """This drafter, whose weights are no numbers, drafts nothing, and no text differs."""
-    right = [o.tokens for o in llm.generate(PROMPTS, max_new_tokens=8, budget=Given(Budget(1, 0)))]
-    found = llm.generate(PROMPTS, max_new_tokens=8, budget=Given(Budget(16, 6)))
-    assert [o.tokens for o in found] == right
-    assert sum(o.usage.drafted for o in found) == 0, "nothing is worth a node where no number is one"
+def harmless_nan(llm: outrider.LLM) -> None:
+    """This drafter, whose weights are NaN, drafts nothing, and no text differs."""
+    expected = [o.tokens for o in llm.generate(PROMPTS, max_new_tokens=8, budget=Given(Budget(1, 0)))]
+    outputs = llm.generate(PROMPTS, max_new_tokens=8, budget=Given(Budget(16, 6)))
+    assert [o.tokens for o in outputs] == expected
+    assert sum(o.usage.drafted for o in outputs) == 0, "a value of NaN is worth no node"

@@ -16,7 +16,7 @@ from outrider.testing import TableTarget
 
 
 def cyclic(vocab: int = 13) -> tuple[TableTarget, list[int]]:
-    """A target that goes round a cycle through all tokens: order[t] follows t. Its feature after t, 100 at order[t],
+    """A target that cycles through all tokens: order[t] follows t. Its feature after t, 100 at order[t],
     marks the token to come."""
     target, order = TableTarget(vocab, order=1), [(5 * t + 3) % vocab for t in range(vocab)]
     target.table[:] = 0

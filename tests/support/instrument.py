@@ -1,4 +1,4 @@
-"""A bench whose target's law is known: a table, letters for tokens, and a clock that passes only when told."""
+"""A bench whose target's distribution is known: a table, letters for tokens, and a clock that only `sleep` moves."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from outrider.bench.results import to_json
 from outrider.bench.runner import Group, Runner
 from outrider.bench.store import Store
 from outrider.bench.types import Method, Prompt, Task
+from outrider.core.types import Usage
 from outrider.llm import LLM
 from outrider.testing import TableTarget
 
@@ -31,6 +32,15 @@ class Letters:
 
     def decode(self, ids: Sequence[int], **_: Any) -> str:
         return "".join(chr(97 + i) for i in ids)
+
+
+def rounds_of(accepted_at: list[int], tested_at: list[int], rounds: int, **more: float) -> Usage:
+    """The usage of one text of so many rounds."""
+    made = Usage(
+        new_tokens=1 + rounds + sum(accepted_at), rounds=rounds, accepted=sum(accepted_at), tested=sum(tested_at),
+        accepted_at=accepted_at, tested_at=tested_at,
+    )  # fmt: skip
+    return replace(made, **more)
 
 
 @dataclass

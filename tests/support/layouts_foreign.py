@@ -117,7 +117,7 @@ def folder(at: Path, config: dict[str, Any], tensors: Tensors, file: str = "mode
 
 
 def target(at: Path, tied: bool = False, **changes: Any) -> Path:
-    """The folder of a Llama: what of its tensors a checkpoint asks for, and one that nobody does."""
+    """The folder of a Llama: those of its tensors that checkpoints need, and one that none needs."""
     config = {
         **LLAMA, "architectures": ["LlamaForCausalLM"], "num_hidden_layers": LAYERS, "tie_word_embeddings": tied,
         "rope_theta": 10000.0, "head_dim": D, **changes,
@@ -126,6 +126,10 @@ def target(at: Path, tied: bool = False, **changes: Any) -> Path:
     if not tied:
         tensors["lm_head.weight"] = head()
     return folder(at, config, tensors)
+
+
+def config_of(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "config.json").read_text())
 
 
 def speculators(**changes: Any) -> dict[str, Any]:

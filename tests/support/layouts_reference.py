@@ -12,20 +12,16 @@ from torch import Tensor
 Raw = Mapping[str, Tensor]
 
 
-def turned(x: Tensor, position: int, theta: float, factor: float = 1.0) -> Tensor:
-    """Rotary position of one head's vector [d], pair by pair."""
-    half = len(x) // 2
-    made = torch.empty_like(x)
-    for j in range(half):
-        angle = position / factor / theta ** (2 * j / len(x))
-        c, s = math.cos(angle), math.sin(angle)
-        made[j] = x[j] * c - x[j + half] * s
-        made[j + half] = x[j + half] * c + x[j] * s
-    return made
+def rotated(x: Tensor, position: int, theta: float, factor: float = 1.0) -> Tensor:
+    """Vectors of heads [..., d] at a position: RoPE of pairs (i, i + d/2)."""
+    half = x.shape[-1] // 2
+    angle = position / factor * theta ** (-torch.arange(half, dtype=torch.float64) * 2 / x.shape[-1])
+    a, b = x[..., :half], x[..., half:]
+    return torch.cat([a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()], -1)
 
 
-def rms(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    return x / (x.pow(2).mean() + eps).sqrt() * weight
+def rms(x: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
+    return x / (x.pow(2).mean(-1, keepdim=True) + eps).sqrt() * weight
 
 
 def silu(x: Tensor) -> Tensor:
@@ -43,7 +39,7 @@ def layer(
         if f"{at}self_attn.{name}_proj.bias" in raw:
             y = y + raw[f"{at}self_attn.{name}_proj.bias"]
         parts = [y[i * d : (i + 1) * d] for i in range(n)]
-        return parts if turn is None else [turned(p, turn, theta, factor) for p in parts]
+        return parts if turn is None else [rotated(p, turn, theta, factor) for p in parts]
 
     keys, values, made = [], [], []
     for i, x in enumerate(inputs):

@@ -48,7 +48,7 @@ def cell(
     speed *= dice.uniform(0.97, 1.03) if spec != "none" else 1
     rate = 166 * (batch**0.7) * speed
     alpha = 1 - 1 / (tau + 0.5) if drafts else None
-    found: dict[str, Any] = {
+    results: dict[str, Any] = {
         "task": task, "temperature": temperature, "batch": batch, "method": method, "spec": spec, "rule": rule,
         "budget": budget, "variant": variant, "peer": peer, "lossless": lossless, "state": "done", "reason": "",
         "faults": [], "prompts": 13, "repeats": 3, "new_tokens": 416, "looping": 2, "same_text": 13, "compared": 13,
@@ -59,10 +59,10 @@ def cell(
         "divergences": [],
     }  # fmt: skip
     if tau is not None:
-        found["round_ms"] = {"draft": draft, "verify": verify * batch**0.4, "overhead": 0.3 + 0.02 * batch}
+        results["round_ms"] = {"draft": draft, "verify": verify * batch**0.4, "overhead": 0.3 + 0.02 * batch}
     if method in ("HASS", "EAGLE chain"):
-        found["depths"] = [depth(dice, d, alpha * 0.97**d) for d in range(1, 6)]
-    return found
+        results["depths"] = [depth(dice, d, alpha * 0.97**d) for d in range(1, 6)]
+    return results
 
 
 def depth(dice: random.Random, d: int, rate: float) -> dict[str, Any]:
@@ -119,7 +119,7 @@ def made() -> dict[str, Any]:
 
 def macro(cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """As a run does: of methods with a figure for every task."""
-    found = []
+    results = []
     for t, b in dict.fromkeys((c["temperature"], c["batch"]) for c in cells):
         group = [c for c in cells if (c["temperature"], c["batch"]) == (t, b)]
         tasks = {c["task"] for c in group}
@@ -131,8 +131,8 @@ def macro(cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
             for name in ("speedup", "tau", "tokens_per_second"):
                 each = [c[name] for c in mine if c[name]]
                 row[name] = [sum(x) / len(x) for x in zip(*each, strict=True)] if each else None
-            found.append(row)
-    return found
+            results.append(row)
+    return results
 
 
 if __name__ == "__main__":

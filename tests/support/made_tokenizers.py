@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Callable
 from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
+
+from outrider.engine.stopping import Stop
 
 TEXT = (
     "The carriage follows, and decides. Über-große Äpfel 🍎🍏 kosten 3 €; 猫が好き. <stop> don't stop! sto p\n\n"
@@ -110,6 +113,35 @@ def made(name: str) -> Any:
     tokenizer.add_special_tokens(SPECIAL)
     tokenizer.add_tokens(["<think>", "two words"])
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", bos_token="<s>", eos_token="</s>")
+
+
+def in_bytes(tokenizer: Any, text: str) -> list[int]:
+    """Byte by byte, which is one of a text's tokenisations where the tokenizer has byte fallback or works on bytes."""
+    if "<0x00>" in tokenizer.get_vocab():
+        return [tokenizer.convert_tokens_to_ids(f"<0x{byte:02X}>") for byte in text.encode()]
+    pieces = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False).pre_tokenize_str(text)
+    return [tokenizer.convert_tokens_to_ids(symbol) for piece, _ in pieces for symbol in piece]
+
+
+def chunks_of(ids: list[int], dice: random.Random) -> list[list[int]]:
+    """A text in chunks of up to five tokens, some of them empty."""
+    chunks, at = [], 0
+    while at < len(ids):
+        chunks.append(ids[at : at + dice.randint(0, 5)])
+        at += len(chunks[-1])
+    return chunks
+
+
+def stopped(stop: Stop, chunks: list[list[int]], prompt: list[int] = ()) -> tuple[list[int], str | None]:  # type: ignore[assignment]
+    """What is left of a text that comes in chunks, and why it ended."""
+    cut, output = stop.cutting(prompt), list[int]()
+    for chunk in chunks:
+        kept, reason = cut(output, chunk)
+        output += chunk[:kept]
+        if reason:
+            return output, reason
+        assert kept == len(chunk)
+    return output, None
 
 
 class Opaque:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from small import tiny_llama
 
 from outrider.backends.torch import load_target
 from outrider.core.protocols import Target
@@ -14,12 +13,7 @@ TEXTS = [[3, 1, 4, 1, 5, 9, 2, 6], [2], [7, 1, 8, 2, 8, 1, 8, 2, 8, 4, 5, 9, 0, 
 
 
 def small_target() -> Target:
-    torch.manual_seed(3)
-    config = LlamaConfig(
-        vocab_size=VOCAB, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
-        num_key_value_heads=1, max_position_embeddings=256, initializer_range=0.3, eos_token_id=None, bos_token_id=None,
-    )  # fmt: skip
-    return load_target(LlamaForCausalLM(config).double().eval())
+    return load_target(tiny_llama(VOCAB, 1, max_position_embeddings=256))
 
 
 def path(tree: DraftTree, row: int, node: int) -> list[int]:

@@ -9,36 +9,36 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import pytest
 import torch
+from small import tiny_llama
 from torch import Tensor
 from torch.nn import functional
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from outrider.backends.torch import HFTarget
 from outrider.budgets.budgeter import FixedBudget
 from outrider.core.noise import GumbelNoise
 from outrider.core.types import Usage
-from outrider.engine import Engine, Request, generate
+from outrider.engine import Batch as Rows
+from outrider.engine import Engine, Request, Row, generate
 from outrider.nets.layer import Layer
 from outrider.params import Sampling
-from outrider.training.data import Batch
+from outrider.training import objectives
+from outrider.training.data import Batch, Document
 from outrider.training.features import see
 
 VOCAB = 61
+ROWS = [[9, 5], [11], [3, 6, 2]]  # lengths of texts, row by row
 
 
 def target(dtype: torch.dtype = torch.float64, seed: int = 0, **other: Any) -> HFTarget:
-    torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=4, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=96, initializer_range=0.2, bos_token_id=None, eos_token_id=None,
-        pad_token_id=None, **other,
-    )  # fmt: skip
-    return HFTarget(LlamaForCausalLM(config).to(dtype))
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2}
+    more = {**sizes, "initializer_range": 0.2, "pad_token_id": None, **other}
+    return HFTarget(tiny_llama(VOCAB, 4, dtype, seed, **more))
 
 
 def sharp() -> HFTarget:
-    """A target in float32 whose laws are far from uniform, and whose texts do not go round in circles at once."""
+    """A target in float32 whose distributions are far from uniform, and whose texts do not loop at once."""
     of = target(torch.float32, 4)
     with torch.no_grad():
         of.model.get_output_embeddings().weight.mul_(5)
@@ -70,6 +70,43 @@ def packed(rows: Sequence[Sequence[Text]], width: int = 0) -> Batch:
                 tokens[r, at], positions[r, at], documents[r, at], learn[r, at] = word, i, number, mark
                 at += 1
     return Batch(tokens, positions, documents, learn, tuple(range(len(rows))))
+
+
+def build(name: str, of: HFTarget, words: Sequence[int] = (), **options: Any) -> Any:
+    """A fresh objective; `words`: the text from which a draft vocabulary is chosen."""
+    torch.manual_seed(1)
+    document = Document(tuple(words), (True,) * len(words), "x")
+    return objectives.build(name, of, [document], options).to(of.dtype)
+
+
+def equals_loops(
+    of: HFTarget, objective: Any, rows: Sequence[Sequence[Text]], slow: Callable[..., tuple[float, float]],
+    passes: int = 1,
+) -> None:  # fmt: skip
+    """The loss of packed rows is the sum of `slow(of, objective, tokens, learned)` over their texts, and of the
+    objective's own losses of each text alone; so are the weights, which `slow` counts in every pass."""
+    with torch.no_grad():
+        loss, weight, _ = value(objective, of, packed(rows, 16))
+        texts = [text for row in rows for text in row]
+        expected = [slow(of, objective, *text) for text in texts]
+        alone = [value(objective, of, packed([[text]])) for text, (_, w) in zip(texts, expected, strict=True) if w]
+    assert float(weight) == pytest.approx(sum(float(w) for _, w, _ in alone))
+    assert float(weight) * passes == pytest.approx(sum(w for _, w in expected))
+    assert float(loss) == pytest.approx(sum(total for total, _ in expected), rel=2e-5)
+    assert float(loss) == pytest.approx(sum(float(total) for total, _, _ in alone), rel=1e-6)
+
+
+def normed(x: Tensor, by: Any) -> Tensor:
+    """RMSNorm of one vector."""
+    return x / (x.pow(2).mean() + by.eps).sqrt() * by.weight
+
+
+def opened(of: HFTarget, drafter: Any, prompt: list[int], depth: int) -> Any:
+    """A batch of one row that has read its prompt."""
+    engine = Engine(of, drafter, FixedBudget(8, depth), GumbelNoise(of.vocab))
+    with torch.no_grad():
+        batch, _ = Rows.start(engine, [Row(Request(prompt, 0, 30, Sampling()), 0)])
+    return batch
 
 
 def states(of: HFTarget, tokens: Sequence[int]) -> tuple[Tensor, ...]:
@@ -136,7 +173,7 @@ class SlowLayer:
             heads.append(sum(w * v for w, v in zip(p, values, strict=True)))
         h = residual + self.layer.self_attn.o_proj(torch.cat(heads))
         norm, mlp = self.layer.post_attention_layernorm, self.layer.mlp
-        n = h / (h.pow(2).mean() + shape.eps).sqrt() * norm.weight
+        n = normed(h, norm)
         return h + mlp.down_proj(functional.silu(mlp.gate_proj(n)) * mlp.up_proj(n))
 
 

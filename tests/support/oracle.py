@@ -1,6 +1,6 @@
 """Targets that are made of a drafter's network: the known-good drafter must be accepted to full depth.
 
-`Oracle` writes texts by the recurrence that an EAGLE network foretells: the feature of token i + 1 is the network's
+`Oracle` writes texts by the recurrence that an EAGLE network predicts: the feature of token i + 1 is the network's
 step over the pairs (feature, next token) up to i. For EAGLE-3 the vector of a token is seen through another random
 rotation at every tap, and fc of the known-good network turns three of them back. The network is computed here token by
 token with plain matrices, independently of `outrider.nets.layer`.
@@ -16,6 +16,7 @@ from threading import RLock
 from typing import Any
 
 import torch
+from layouts_reference import rms, rotated
 from torch import Tensor
 
 from outrider.backends.torch.tensors import array
@@ -43,24 +44,12 @@ def seen_at(tap: int) -> Tensor:
     return torch.linalg.qr(random(HIDDEN, HIDDEN, seed=900 + tap))[0]
 
 
-def rms(x: Tensor, weight: Tensor) -> Tensor:
-    return x / torch.sqrt((x * x).mean(-1, keepdim=True) + SHAPE.eps) * weight
-
-
-def rotated(x: Tensor, position: int) -> Tensor:
-    """[heads, d] at a position."""
-    half = x.shape[-1] // 2
-    angle = position * THETA ** (-torch.arange(half, dtype=torch.float64) * 2 / x.shape[-1])
-    a, b = x[:, :half], x[:, half:]
-    return torch.cat([a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()], -1)
-
-
 def layer_step(w: Mapping[str, Tensor], x: Tensor, residual: Tensor, position: int, before: State) -> State:
     """One more pair through the decoder layer."""
     _, keys, values = before
     q, k, v = (w[f"self_attn.{n}_proj.weight"] @ x for n in "qkv")
-    keys, values = [*keys, rotated(k.view(1, 8), position)[0]], [*values, v]
-    weights = (rotated(q.view(2, 8), position) @ torch.stack(keys).T / math.sqrt(8)).softmax(-1)
+    keys, values = [*keys, rotated(k.view(1, 8), position, THETA)[0]], [*values, v]
+    weights = (rotated(q.view(2, 8), position, THETA) @ torch.stack(keys).T / math.sqrt(8)).softmax(-1)
     h = residual + w["self_attn.o_proj.weight"] @ (weights @ torch.stack(values)).flatten()
     n = rms(h, w["post_attention_layernorm.weight"])
     gate = w["mlp.gate_proj.weight"] @ n
@@ -69,10 +58,10 @@ def layer_step(w: Mapping[str, Tensor], x: Tensor, residual: Tensor, position: i
 
 @dataclass
 class Oracle(Target):
-    """A target. `step(vector, token, position, state)` gives the next token's state, `law(vector)` its logits."""
+    """A target. `step(vector, token, position, state)` gives the next token's state, `logits_of(vector)` its logits."""
 
     step: Callable[[Tensor, int, int, State], State]
-    law: Callable[[Tensor], Tensor]
+    logits_of: Callable[[Tensor], Tensor]
     output: Callable[[int, Tensor], Tensor]
     vocab: int = VOCAB
     context: int = 200
@@ -95,18 +84,18 @@ class Oracle(Target):
         return random(VOCAB, HIDDEN, seed=1)[tokens]
 
     def head(self, features: Tensor) -> Tensor:
-        return self.law(features)
+        return self.logits_of(features)
 
     def state(self, text: Text) -> State:
-        found = self.known.get(text)
-        if found is None:
+        result = self.known.get(text)
+        if result is None:
             if len(text) == 1:
-                found = random(VOCAB, HIDDEN, seed=2)[text[0]], [], []
+                result = random(VOCAB, HIDDEN, seed=2)[text[0]], [], []
             else:
                 before = self.state(text[:-1])
-                found = self.step(before[0], text[-1], len(text) - 2, before)
-            self.known[text] = found
-        return found
+                result = self.step(before[0], text[-1], len(text) - 2, before)
+            self.known[text] = result
+        return result
 
     def open(self, capacity: int) -> OracleSession:
         return OracleSession(self)
@@ -134,7 +123,7 @@ class OracleSession(Session):
                 for i, token in enumerate(part):
                     self.texts[row].append(token)
                     vector = self.target.state(tuple(self.texts[row]))[0]
-                    logits[row, 0] = self.target.law(vector)
+                    logits[row, 0] = self.target.logits_of(vector)
                     for t in taps:
                         features[t][row, i] = self.target.output(t, vector)
             last = tuple(first < len(p) <= first + half for p in prompts)
@@ -153,7 +142,7 @@ class OracleSession(Session):
                 above = paths[int(tree.parents[row, node])] if node else ()
                 paths.append((*above, int(tree.tokens[row, node])))
                 vector = self.target.state((*self.texts[row], *paths[-1]))[0]
-                logits[row, node] = self.target.law(vector)
+                logits[row, node] = self.target.logits_of(vector)
                 for t in taps:
                     features[t][row, node] = self.target.output(t, vector)
             self.paths.append(paths)
@@ -230,10 +219,10 @@ def of_eagle3(norm_before_residual: bool = True, norm_output: bool = False) -> t
         made, keys, values = layer_step(w, x, residual, position, before)
         return (rms(made, w["norm.weight"]) if norm_output else made), keys, values
 
-    def law(vector: Tensor) -> Tensor:
+    def logits_of(vector: Tensor) -> Tensor:
         logits = torch.full((*vector.shape[:-1], VOCAB), -50.0, dtype=torch.float64)
         normed = vector if norm_output else rms(vector, w["norm.weight"])
         logits[..., DRAFTED] = normed @ w["lm_head.weight"].T
         return logits
 
-    return Oracle(step, law, lambda tap, vector: seen_at(tap) @ vector), net
+    return Oracle(step, logits_of, lambda tap, vector: seen_at(tap) @ vector), net

@@ -45,7 +45,7 @@ def target_at(folder: Path) -> Path:
 
 
 def drafter_at(folder: Path) -> Path:
-    """An EAGLE that foretells its own input feature: right wherever the text repeats a token, and at random."""
+    """An EAGLE that predicts its own input feature: right wherever the text repeats a token, and at random."""
     torch.manual_seed(2)
     shape = LayerShape(HIDDEN, 2, 1, 8, 24, HIDDEN)
     net = eagle.EagleNet(eagle.EagleConfig(shape, VOCAB, HIDDEN))
@@ -84,7 +84,7 @@ def shaken(net: Any) -> Any:
 
 
 def engine(job: dict[str, Any]) -> Generator[dict[str, Any]]:
-    """What vLLM is asked to do, the slow way: with nothing, from the EXPORTED folder, or with the drafter inside."""
+    """vLLM's runs, the slow way: with nothing, from the EXPORTED folder, or with the drafter inside."""
     stock = LlamaForCausalLM.from_pretrained(job["target"]).eval()
 
     def greedy(tokens: list[int]) -> int:
@@ -96,8 +96,8 @@ def engine(job: dict[str, Any]) -> Generator[dict[str, Any]]:
     for run in job["runs"]:
         yield {"done": 0}
         with torch.no_grad():
-            found = decode(job, run, stock, greedy)
-        yield {"vllm": "0", **found}
+            result = decode(job, run, stock, greedy)
+        yield {"vllm": "0", **result}
 
 
 def decode(job: dict[str, Any], run: dict[str, Any], stock: Any, greedy: Any) -> dict[str, Any]:
@@ -127,9 +127,9 @@ def decode(job: dict[str, Any], run: dict[str, Any], stock: Any, greedy: Any) ->
 
 def exported(run: dict[str, Any], stock: Any) -> Any:
     """The drafter's own continuation behind tokens[-1]."""
-    found = read(run["speculative"]["model"])
-    net = eagle.EagleNet(eagle.NETWORK.read(found.config, "here"))
-    net.load_state_dict(found.tensors)
+    checkpoint = read(run["speculative"]["model"])
+    net = eagle.EagleNet(eagle.NETWORK.read(checkpoint.config, "here"))
+    net.load_state_dict(checkpoint.tensors)
     embed = stock.get_input_embeddings()
 
     def chain(tokens: list[int]) -> list[int]:
@@ -148,9 +148,9 @@ def exported(run: dict[str, Any], stock: Any) -> Any:
 
 
 def loaded(run: dict[str, Any], module: Any) -> Any:
-    found = read(run["speculative"]["model"])
-    net = module(native.network(found.method).read(found.config, "here"))
-    net.load_state_dict(found.tensors)
+    checkpoint = read(run["speculative"]["model"])
+    net = module(native.network(checkpoint.method).read(checkpoint.config, "here"))
+    net.load_state_dict(checkpoint.tensors)
     return net
 
 
@@ -195,7 +195,7 @@ def masks(run: dict[str, Any], stock: Any) -> Any:
 
 
 def inside(run: dict[str, Any], stock: Any) -> Any:
-    """The proposer that vLLM would load, which is told of every text as of one that it has not seen."""
+    """The proposer that vLLM would load, which gets every text as a new one."""
     target = load_target(stock)
     module, _, name = run["speculative"]["model"].rpartition(".")
     asked = config(target, run["additional"]["outrider"], run["speculative"]["num_speculative_tokens"], 64)

@@ -21,7 +21,7 @@ BUDGET = Budget(24, 8)
 
 @dataclass(frozen=True)
 class Table(Target):
-    """A target: a fixed random law given the last two tokens."""
+    """A target: a fixed random distribution given the last two tokens."""
 
     vocab: int = VOCAB
     context: int = 4096
@@ -62,7 +62,7 @@ class Play:
         rule: Rule = "coupled",
         target: Table | None = None,
         length: int = 1 << 20,
-        whole: list[list[int]] | None = None,
+        first: list[list[int]] | None = None,
     ) -> None:
         self.target, self.rule, self.length = target or Table(), rule, length
         self.gumbel = GumbelNoise(self.target.vocab)
@@ -71,11 +71,11 @@ class Play:
         self.sampling = [Sampling(temperature)] * len(prompts)
         self.drafting: Drafting = drafter.open([list(p) for p in prompts], 1024)
         self.proposals: list[DraftTree] = []
-        self.prefill(whole)
+        self.prefill(first)
 
-    def prefill(self, whole: list[list[int]] | None) -> None:
+    def prefill(self, first: list[list[int]] | None) -> None:
         empty = [[] for _ in self.texts]
-        firsts = [[self.draw(b, [])] for b in range(len(self.texts))] if whole is None else whole
+        firsts = [[self.draw(b, [])] for b in range(len(self.texts))] if first is None else first
         root = root_only([t[-1] for t in self.texts])
         output = TargetOutput(np.zeros((len(self.texts), 1, self.target.vocab), np.float32))
         for tokens in (empty, firsts):
@@ -86,8 +86,8 @@ class Play:
     def rows(self) -> Rows:
         start = tuple(len(t) - 1 for t in self.texts)
         root, remaining = tuple(t[-1] for t in self.texts), tuple(self.length - len(t) for t in self.texts)
-        serial, law = (0,) * len(start), tuple(self.sampling)
-        return Rows(root, start, tuple(self.seeds), serial, law, self.rule, remaining, self.gumbel)
+        serial, samplings = (0,) * len(start), tuple(self.sampling)
+        return Rows(root, start, tuple(self.seeds), serial, samplings, self.rule, remaining, self.gumbel)
 
     def draw(self, b: int, path: list[int]) -> int:
         text = [*self.texts[b], *path]

@@ -5,6 +5,7 @@ Weights are wide (initializer_range 0.2) so that logits differ clearly; windows 
 
 from __future__ import annotations
 
+import copy
 import shutil
 from collections.abc import Sequence
 from importlib.resources import files
@@ -14,7 +15,7 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor
-from transformers import AutoModelForCausalLM, DynamicCache
+from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig, LlamaForCausalLM
 
 from outrider.backends.torch.carrier import carrying
 from outrider.core.tree import from_lists
@@ -132,6 +133,26 @@ def build(name: str, dtype: torch.dtype = torch.float64, **more: Any) -> Any:
             if parameter.dim() == 1:
                 parameter.add_(torch.randn_like(parameter) * 0.1)
     return model
+
+
+def tiny_llama(vocab: int, layers: int = 2, dtype: torch.dtype = torch.float64, seed: int = 3, **sizes: Any) -> Any:
+    """A random Llama of width 16 whose texts have no end."""
+    torch.manual_seed(seed)
+    settings = {
+        "hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1,
+        "max_position_embeddings": 96, "initializer_range": 0.3, "bos_token_id": None, "eos_token_id": None,
+    }  # fmt: skip
+    config = LlamaConfig(vocab_size=vocab, num_hidden_layers=layers, **{**settings, **sizes})
+    return LlamaForCausalLM(config).to(dtype).eval()
+
+
+def noised(model: Any, share: float) -> Any:
+    """A copy whose weights have noise of `share` of their standard deviation."""
+    made = copy.deepcopy(model)
+    with torch.no_grad():
+        for p in made.parameters():
+            p.add_(torch.randn_like(p) * share * p.std())
+    return made
 
 
 def saved(folder: Path, name: str, **more: Any) -> str:

@@ -19,12 +19,13 @@ RECIPE = Recipe("eagle", steps=8, rows=2, length=32, lr=1e-2, evaluate=4, prompt
 THREE = Recipe("eagle", steps=3, rows=4, length=32, lr=1e-2, evaluate=3, prompts=2, tokens=4, save=3, warmup=1)
 
 
-def documents(count: int = 24) -> list[Document]:
-    g = torch.Generator().manual_seed(5)
+def documents(count: int = 24, seed: int = 5, least: int = 8, vocab: int = 61) -> list[Document]:
+    """Random texts of `least` to 29 tokens, all of them learned."""
+    g = torch.Generator().manual_seed(seed)
     made = []
     for i in range(count):
-        n = int(torch.randint(8, 30, (), generator=g))
-        made.append(Document(tuple(torch.randint(1, 61, (n,), generator=g).tolist()), (True,) * n, f"{i:03d}"))
+        n = int(torch.randint(least, 30, (), generator=g))
+        made.append(Document(tuple(torch.randint(1, vocab, (n,), generator=g).tolist()), (True,) * n, f"{i:03d}"))
     return made
 
 

@@ -155,8 +155,8 @@ def test_it_is_trained_saved_loaded_and_decoded_with(tmp_path: Path) -> None:
     learned = [line["loss"] for line in lines if "loss" in line]
     assert learned[-1] < learned[0]
     config = json.loads((result.folder / "config.json").read_text())
-    told = {"outrider_method": "toy", "format": 1, "target_weights": "0123456789abcdef"}
-    assert config == {**told, "vocab": 61, "hidden": 32}
+    header = {"outrider_method": "toy", "format": 1, "target_weights": "0123456789abcdef"}
+    assert config == {**header, "vocab": 61, "hidden": 32}
     assert load_file(result.folder / "model.safetensors").keys() == {"map.weight", "map.bias"}
     drafter = drafters.load(str(result.folder), of)
     tokens, usage = decoded(of, drafter, [3, 7, 11], 16, 4)
@@ -169,9 +169,9 @@ def test_its_folder_is_read_as_strictly_as_ours(tmp_path: Path) -> None:
     of = target(torch.float32)
     module = plugins.module("drafters", "toy")
     native.save(tmp_path / "d", "toy", module.Net(module.Config(61, 16)))
-    found = read(tmp_path / "d")
-    native.check(found, "here")
-    assert native.table("toy", found.config) == {"map.weight": (16, 32), "map.bias": (16,)}
+    checkpoint = read(tmp_path / "d")
+    native.check(checkpoint, "here")
+    assert native.table("toy", checkpoint.config) == {"map.weight": (16, 32), "map.bias": (16,)}
     with pytest.raises(InputError, match="was trained for a target of width 16"):
         drafters.load(f"toy:{tmp_path / 'd'}", of)
     (tmp_path / "d" / "config.json").write_text('{"outrider_method": "toy", "vocab": 61, "hidden": 8}')
@@ -197,6 +197,6 @@ def test_it_is_listed_beside_ours() -> None:
         ("absent", "there is no method 'absent'; choose one of block, broken, draft-lm"),
     ],
 )
-def test_what_is_no_objective_is_refused_in_a_sentence(name: str, sentence: str) -> None:
+def test_a_module_without_an_objective_is_refused_in_a_sentence(name: str, sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):
         objectives.options_of(name)

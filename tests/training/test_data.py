@@ -46,10 +46,10 @@ def test_only_the_assistants_words_are_learned(tokenizer: PreTrainedTokenizerFas
 
 def test_an_answer_that_was_cut_off_has_no_end(tokenizer: PreTrainedTokenizerFast) -> None:
     talk = [{"role": "user", "content": "hi there"}, {"role": "assistant", "content": "how are you"}]
-    whole, cut = (data.document({"messages": talk, "ends": ends}, "line 1", tokenizer) for ends in (True, False))
-    assert [t for t, m in zip(whole.tokens, whole.learn, strict=True) if m] == ids("how are you <end>")
+    full, cut = (data.document({"messages": talk, "ends": ends}, "line 1", tokenizer) for ends in (True, False))
+    assert [t for t, m in zip(full.tokens, full.learn, strict=True) if m] == ids("how are you <end>")
     assert [t for t, m in zip(cut.tokens, cut.learn, strict=True) if m] == ids("how are you")
-    assert cut.tokens == whole.tokens[: len(cut.tokens)]
+    assert cut.tokens == full.tokens[: len(cut.tokens)]
 
 
 def test_prompt_and_completion_and_text(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
@@ -95,12 +95,12 @@ def test_bad_files_are_named(tokenizer: PreTrainedTokenizerFast, tmp_path: Path)
 
 def documents(count: int, seed: int = 0) -> list[data.Document]:
     torch.manual_seed(seed)
-    found = []
+    results = []
     for i in range(count):
         n = int(torch.randint(3, 40, ()))
         tokens = tuple(torch.randint(1, 50, (n,)).tolist())
-        found.append(data.Document(tokens, tuple(j >= n // 3 for j in range(n)), f"{i:04d}"))
-    return found
+        results.append(data.Document(tokens, tuple(j >= n // 3 for j in range(n)), f"{i:04d}"))
+    return results
 
 
 def test_packing_keeps_every_token_once() -> None:

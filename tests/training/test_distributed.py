@@ -14,11 +14,11 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import socket
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -41,40 +41,23 @@ pytestmark = [pytest.mark.process, pytest.mark.trained]
 NEAR = 1e-10
 
 
-@contextmanager
-def started(out: Path, what: str, count: int = 2) -> Iterator[list[subprocess.Popen[str]]]:
-    """Processes that train together, as torchrun starts them; none is left behind."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+def together(out: Path, trainings: str, count: int = 2) -> list[dict[str, Any]]:
+    """What each of the processes returned."""
     support = Path(__file__).resolve().parents[1] / "support"
-    shared = {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1"}
-    shared |= {"MASTER_PORT": str(port), "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
-    shared |= {"PYTHONPATH": os.pathsep.join([str(support), os.environ.get("PYTHONPATH", "")])}
-    shared |= {"PYTHONWARNINGS": "ignore", "OUTRIDER_CACHE": str(out / "kept")}
-    running = [
-        subprocess.Popen(
-            [sys.executable, str(support / "one_of_several.py"), str(out), what],
-            env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(count)
-    ]
-    try:
-        yield running
-    finally:
-        for process in running:
-            process.kill()
-            process.communicate()
-
-
-def together(out: Path, what: str, count: int = 2) -> list[dict[str, Any]]:
-    """What each of the processes has found."""
-    with started(out, what, count) as running:
-        ends = [process.communicate(timeout=480) for process in running]
-        assert all(process.returncode == 0 for process in running), "\n".join(end[1][-3000:] for end in ends)
+    shared = {
+        "MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true", "PYTHONWARNINGS": "ignore",
+        "PYTHONPATH": os.pathsep.join([str(support), os.environ.get("PYTHONPATH", "")]),
+        "OUTRIDER_CACHE": str(out / "kept"),
+    }  # fmt: skip
+    command = [sys.executable, str(support / "one_of_several.py"), str(out), str(count), trainings]
+    options: Any = {"env": {**os.environ, **shared}, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
+    with subprocess.Popen(command, **options) as process:
+        try:
+            said = process.communicate(timeout=480)[1]
+        finally:
+            with suppress(ProcessLookupError):  # the group has ended
+                os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == 0, said[-5000:]
     return [json.loads((out / f"{rank}.json").read_text(encoding="utf-8")) for rank in range(count)]
 
 
@@ -84,45 +67,38 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, lis
     out = tmp_path_factory.mktemp("one")
     target().model.save_pretrained(out / "target")
     of: Any = load_target(str(out / "target"), dtype="float64")
-    found = {name: watched(target(), unequal(), out / name, recipe) for name, recipe in CASES.items()}
-    found["eagle3"] = watched(of, unequal(), out / "eagle3", EAGLE3)
+    losses = {name: watched(target(), unequal(), out / name, recipe) for name, recipe in CASES.items()}
+    losses["eagle3"] = watched(of, unequal(), out / "eagle3", EAGLE3)
     cached = replace(THREE, cache=str(out / "features"), steps=8)
-    found["cache"] = watched(of, unequal(), out / "cache", cached)
+    losses["cache"] = watched(of, unequal(), out / "cache", cached)
     shutil.copytree(out / "eagle", out / "longer")
-    found["longer"] = watched(target(), unequal(), out / "longer", replace(THREE, steps=5))
-    return out, found
+    losses["longer"] = watched(target(), unequal(), out / "longer", replace(THREE, steps=5))
+    return out, losses
 
 
 @pytest.fixture(scope="module")
 def two(
     tmp_path_factory: pytest.TempPathFactory, alone: tuple[Path, dict[str, list[float]]]
 ) -> tuple[Path, list[dict[str, Any]]]:
-    """Trainings by two processes, one of which was killed before: their folder, and what both found."""
+    """Trainings by two processes, one of which was killed before: their folder, and what both losses."""
     out = tmp_path_factory.mktemp("two")
     shutil.copytree(alone[0] / "target", out / "target")
     for kind in KINDS:
         shutil.copytree(alone[0] / "eagle", out / kind / "from-one")
-    with started(out, "killed") as running:
-        said = running[0].stdout
-        assert said is not None
-        assert said.readline() == "here\n"
-        for process in running:
-            process.kill()
-    shutil.copytree(out / "shard" / "killed", out / "remains")
     return out, together(out, "everything")
 
 
 def state(folder: Path) -> dict[str, Any]:
-    found = checkpoint.read(folder / "checkpoint.pt")
-    assert found is not None
-    return found
+    read = checkpoint.read(folder / "checkpoint.pt")
+    assert read is not None
+    return read
 
 
 def tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
     """Weights and moments of a checkpoint."""
-    found = state(folder)
-    yield from found["module"].items()
-    for i, moments in found["optimiser"]["state"].items():
+    kept = state(folder)
+    yield from kept["module"].items()
+    for i, moments in kept["optimiser"]["state"].items():
         yield from ((f"{name} of {i}", x) for name, x in moments.items())
 
 
@@ -142,8 +118,8 @@ def same(a: Path, b: Path, near: float = NEAR) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("case", CASES)
 def test_two_processes_give_the_losses_and_weights_of_one(alone: Any, two: Any, case: str, kind: str) -> None:
-    for found in two[1]:
-        assert found[f"{kind}/{case}"] == pytest.approx(alone[1][case], rel=NEAR, abs=NEAR)
+    for results in two[1]:
+        assert results[f"{kind}/{case}"] == pytest.approx(alone[1][case], rel=NEAR, abs=NEAR)
     same(alone[0] / case, two[0] / kind / case)
     one, other = (
         load_file(folder / "best" / "model.safetensors") for folder in (alone[0] / case, two[0] / kind / case)
@@ -163,7 +139,7 @@ def test_the_processes_have_very_unequal_shares() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_kept_is_the_drafters_alone(two: Any, kind: str) -> None:
+def test_checkpoints_hold_only_the_drafters_weights(two: Any, kind: str) -> None:
     """Neither the target's embedding nor its head; and a drafter's own shared embedding stays shared."""
     vocab = target().vocab
     of_eagle = state(two[0] / kind / "eagle")["module"]
@@ -191,29 +167,29 @@ def test_a_checkpoint_of_one_process_goes_on_in_two(alone: Any, two: Any, kind: 
 def test_killed_and_started_again_is_never_killed(two: Any) -> None:
     """SIGKILL to both processes in the middle of a sharded run; bit for bit."""
     assert state(two[0] / "remains")["step"] == 4, "what the killed processes have left"
-    for found in two[1]:
-        assert found["shard/killed"] == found["shard/calm"][4:]
-        assert len(found["shard/killed"]) == KILLED.steps - 4
+    for results in two[1]:
+        assert results["shard/killed"] == results["shard/calm"][4:]
+        assert len(results["shard/killed"]) == KILLED.steps - 4
     same(two[0] / "shard" / "calm", two[0] / "shard" / "killed", near=0)
 
 
 def test_stopped_and_started_again_is_never_stopped(two: Any) -> None:
     """Replicas, bit for bit."""
-    for found in two[1]:
-        assert found["replicas/calm"] == found["replicas/stopped"]
+    for results in two[1]:
+        assert results["replicas/calm"] == results["replicas/stopped"]
     same(two[0] / "replicas" / "calm", two[0] / "replicas" / "stopped", near=0)
 
 
 def test_a_signal_to_one_process_ends_all_after_the_same_step(two: Any) -> None:
     words = f"{two[0] / 'signal'} keeps step 2 of 6, the same command resumes from there"
-    assert [found["signal"] for found in two[1]] == [words, words]
+    assert [results["signal"] for results in two[1]] == [words, words]
     assert state(two[0] / "signal")["step"] == 2
 
 
 @pytest.mark.parametrize("case", ["eagle", "eagle3", "idle"])
-def test_a_target_on_two_processes_gives_what_a_whole_one_gives(alone: Any, two: Any, case: str) -> None:
-    for found in two[1]:
-        assert found[f"spread/{case}"] == pytest.approx(alone[1][case], rel=NEAR, abs=NEAR)
+def test_a_target_on_two_processes_trains_like_one_on_one(alone: Any, two: Any, case: str) -> None:
+    for results in two[1]:
+        assert results[f"spread/{case}"] == pytest.approx(alone[1][case], rel=NEAR, abs=NEAR)
     same(alone[0] / case, two[0] / "spread" / case)
     best = two[0] / "spread" / case / "best"
     one, other = load_file(alone[0] / case / "best" / "model.safetensors"), load_file(best / "model.safetensors")
@@ -222,7 +198,7 @@ def test_a_target_on_two_processes_gives_what_a_whole_one_gives(alone: Any, two:
     assert drafters.load(str(best), target()).taps
 
 
-def test_its_layers_are_in_parts_and_its_embedding_and_head_whole(two: Any) -> None:
+def test_its_layers_are_sharded_and_its_embedding_and_head_are_not(two: Any) -> None:
     parts = two[1][0]["parts"]
     assert "model.layers.0.self_attn.q_proj.weight" in parts
     assert "model.layers.3.mlp.down_proj.weight" in parts
@@ -231,15 +207,15 @@ def test_its_layers_are_in_parts_and_its_embedding_and_head_whole(two: Any) -> N
 
 def test_its_features_can_be_cached(alone: Any, two: Any) -> None:
     """Over several epochs; the cache is of float32."""
-    for found in two[1]:
-        assert found["spread/cache"] == pytest.approx(alone[1]["cache"], rel=1e-6)
+    for results in two[1]:
+        assert results["spread/cache"] == pytest.approx(alone[1]["cache"], rel=1e-6)
 
 
 @pytest.mark.slow
 def test_two_groups_of_two_processes(tmp_path: Path, alone: Any) -> None:
     shutil.copytree(alone[0] / "target", tmp_path / "target")
-    for found in together(tmp_path, "spread", count=4):
+    for results in together(tmp_path, "spread", count=4):
         for case in ("eagle", "eagle3", "idle"):
-            assert found[f"spread/{case}"] == pytest.approx(alone[1][case], rel=NEAR, abs=NEAR)
+            assert results[f"spread/{case}"] == pytest.approx(alone[1][case], rel=NEAR, abs=NEAR)
     for case in ("eagle", "eagle3", "idle"):
         same(alone[0] / case, tmp_path / "spread" / case)

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from compiled_code import needs_code
 from small import build
+from training_world import documents
 
 from outrider.backends.choose import load
 from outrider.backends.native.library import library
@@ -22,17 +24,8 @@ from outrider.training.features import FeatureCache, hidden, see
 FAMILIES = ["llama", "mistral", "gemma3", "qwen2-sliding", "qwen3", "gpt_neox", "gpt2", "mixtral", "phi3", "opt"]
 
 
-def documents(count: int) -> list[Document]:
-    g = torch.Generator().manual_seed(1)
-    made = []
-    for i in range(count):
-        n = int(torch.randint(5, 30, (), generator=g))
-        made.append(Document(tuple(torch.randint(1, 90, (n,), generator=g).tolist()), (True,) * n, str(i)))
-    return made
-
-
 def batch(length: int = 48, share: bool = True) -> Batch:
-    return pack(documents(9), length, share=share)
+    return pack(documents(9, 1, 5, 90), length, share=share)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -40,41 +33,41 @@ def test_a_document_sees_only_itself(family: str) -> None:
     """Against the stock forward of each document by itself; windows are smaller than the documents."""
     target, rows = HFTarget(build(family)), batch()
     assert int(rows.documents.max()) > 0, "documents share rows"
-    found = see(target, rows, (1, -1))
+    result = see(target, rows, (1, -1))
     for r in range(len(rows.keys)):
         for number in range(int(rows.documents[r].max()) + 1):
             here = (rows.documents[r] == number).nonzero()[:, 0]
             with torch.no_grad():
                 out = target.model(rows.tokens[r, here][None], output_hidden_states=True, use_cache=False)
             for tap in (1, -1):
-                torch.testing.assert_close(found.features[tap][r, here], out.hidden_states[tap][0], rtol=0, atol=1e-9)
+                torch.testing.assert_close(result.features[tap][r, here], out.hidden_states[tap][0], rtol=0, atol=1e-9)
 
 
-@pytest.mark.skipif(library("float32", "float32") is None, reason="native passes need AVX2 or NEON, and a compiler")
+@needs_code
 @pytest.mark.parametrize("family", ["llama", "qwen2-sliding", "qwen3"])
 def test_compiled_passes_give_the_features_of_the_stock_forward(family: str) -> None:
     """Documents that share rows, rows of several lengths, padding, and more tokens than one chunk of a prompt has."""
     size = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 32, "max_position_embeddings": 2048}
     model = build(family, torch.float32, **size)
-    for rows in (batch(), pack([Document((5, 7) * 300, (True,) * 600, "a"), *documents(5)], 700)):
-        found, true = see(ModuleTarget(model), rows, (1, -1)), see(HFTarget(model), rows, (1, -1))
+    for rows in (batch(), pack([Document((5, 7) * 300, (True,) * 600, "a"), *documents(5, 1, 5, 90)], 700)):
+        result, true = see(ModuleTarget(model), rows, (1, -1)), see(HFTarget(model), rows, (1, -1))
         there = rows.documents >= 0
         assert not bool(there.all()), "some places are padding"
         for tap in (1, -1):
-            torch.testing.assert_close(found.features[tap][there], true.features[tap][there], rtol=1e-4, atol=1e-4)
-            assert bool((found.features[tap][~there] == 0).all())
+            torch.testing.assert_close(result.features[tap][there], true.features[tap][there], rtol=1e-4, atol=1e-4)
+            assert bool((result.features[tap][~there] == 0).all())
 
 
-def test_families_that_cannot_share_rows_say_so() -> None:
+def test_families_that_cannot_share_rows_are_refused() -> None:
     target = HFTarget(build("bloom"))
     with pytest.raises(InputError, match="pack one to a row"):
         see(target, batch(), (-1,))
     rows = batch(share=False)
-    found = see(target, rows, (-1,)).features[-1]
+    result = see(target, rows, (-1,)).features[-1]
     n = int((rows.documents[0] >= 0).sum())
     with torch.no_grad():
         alone = target.model(rows.tokens[:1, :n], output_hidden_states=True).hidden_states[-1]
-    torch.testing.assert_close(found[0, :n], alone[0], rtol=0, atol=1e-9)
+    torch.testing.assert_close(result[0, :n], alone[0], rtol=0, atol=1e-9)
 
 
 def test_gradients_flow_only_where_they_are_wanted() -> None:
@@ -98,11 +91,11 @@ def test_the_cache_gives_back_what_it_was_given(tmp_path: Path, half: bool) -> N
         assert torch.equal(first.features[tap], again.features[tap])
         bounds = {"rtol": 0.01, "atol": 0.0} if half else {"rtol": 0.0, "atol": 0.0}
         torch.testing.assert_close(first.features[tap][there], true.features[tap][there], **bounds)
-    reopened, other = FeatureCache(tmp_path, (1, -1), half, "target"), pack(documents(9), 60)
-    found, true = reopened.see(target, other), see(target, other, (1, -1), half)
-    assert found.read == int((other.documents >= 0).sum()) - first.read
+    reopened, other = FeatureCache(tmp_path, (1, -1), half, "target"), pack(documents(9, 1, 5, 90), 60)
+    result, true = reopened.see(target, other), see(target, other, (1, -1), half)
+    assert result.read == int((other.documents >= 0).sum()) - first.read
     there = other.documents >= 0
-    torch.testing.assert_close(found.features[-1][there], true.features[-1][there], rtol=0.05, atol=0.05)
+    torch.testing.assert_close(result.features[-1][there], true.features[-1][there], rtol=0.05, atol=0.05)
 
 
 def test_a_cache_is_bounded(tmp_path: Path) -> None:
@@ -132,10 +125,10 @@ def test_native_targets_give_the_features_of_the_stock_model(name: str) -> None:
     assert isinstance(native, NativeTarget)
     assert isinstance(stock, HFTarget)
     rows, taps = batch(), (2, -1)
-    found, true, there = see(native, rows, taps), see(stock, rows, taps), rows.documents >= 0
+    result, true, there = see(native, rows, taps), see(stock, rows, taps), rows.documents >= 0
     for tap in taps:
-        torch.testing.assert_close(found.features[tap][there], true.features[tap][there], rtol=1e-4, atol=1e-4)
-        assert bool((found.features[tap][~there] == 0).all())
+        torch.testing.assert_close(result.features[tap][there], true.features[tap][there], rtol=1e-4, atol=1e-4)
+        assert bool((result.features[tap][~there] == 0).all())
     ids = torch.tensor([3, 5, 80])
     x = true.features[-1][there]
     logits = [_heads.rows(of, ids)(x) for of in (native, stock)]

@@ -56,16 +56,16 @@ def states(target: HFTarget, tokens: list[int]) -> dict[str, torch.Tensor]:
 
 def header(folder: Path, layers: Sequence[int] = (*LAYERS, LAST), normed: bool = False, **target: int) -> None:
     sizes = {"hidden_size": 32, "num_hidden_layers": LAST, "vocab_size": 97, **target}
-    told = {"target": sizes, "layers": list(layers), "normed": normed}
-    (folder / "features.json").write_text(json.dumps(told))
+    fields = {"target": sizes, "layers": list(layers), "normed": normed}
+    (folder / "features.json").write_text(json.dumps(fields))
 
 
 def vllm(folder: Path, target: HFTarget, given: Sequence[list[int]], fp8: bool = False, flat: bool = False) -> None:
     """hs_N.safetensors: [t, layers, h], the last before the norm; in fp8 with a scale for each token."""
     folder.mkdir(exist_ok=True)
     for i, tokens in enumerate(given):
-        found = states(target, tokens)
-        stacked = torch.stack([found["1"], found["2"], found["raw"]], 1)
+        result = states(target, tokens)
+        stacked = torch.stack([result["1"], result["2"], result["raw"]], 1)
         made = {"hidden_states": stacked.bfloat16(), "token_ids": torch.tensor(tokens)}
         if fp8:
             scales = stacked.abs().amax((1, 2), keepdim=True) / torch.finfo(torch.float8_e4m3fn).max
@@ -79,12 +79,12 @@ def specforge(folder: Path, target: HFTarget, given: Sequence[list[int]], packed
     """rows_0-5000/data_N.ckpt: the drafter's layers side by side, and the last after the norm."""
     (folder / "rows_0-5000").mkdir(parents=True, exist_ok=True)
     for i, tokens in enumerate(given):
-        found = states(target, tokens)
+        result = states(target, tokens)
         made = {
             "input_ids": torch.tensor(tokens),
             "loss_mask": torch.tensor([0, 0] + [1] * (len(tokens) - 2)),
-            "aux_hidden_state": torch.cat([found["1"], found["2"]], -1)[None],
-            "hidden_state": found["normed"][None],
+            "aux_hidden_state": torch.cat([result["1"], result["2"]], -1)[None],
+            "hidden_state": result["normed"][None],
         }
         path = folder / "rows_0-5000" / f"data_{i}.ckpt"
         if packed:
@@ -115,12 +115,12 @@ def test_features_are_the_targets(layout: str, target: HFTarget, tmp_path: Path)
     assert int(known.documents.max()) > 0, "texts share rows"
     features = ForeignFeatures(tmp_path, target, rows, TAPS, said.append)
     assert said == [f"features in {tmp_path}: 4 of 6 texts; the target computes the others"]
-    true, found = see(target, known, TAPS), features.see(target, known, False)
+    true, result = see(target, known, TAPS), features.see(target, known, False)
     at = known.documents >= 0
     for tap in TAPS:
-        a, b = found.features[tap][at], true.features[tap][at]
+        a, b = result.features[tap][at], true.features[tap][at]
         assert (a - b).norm() / b.norm() < tolerance
-        assert (found.features[tap][~at] == 0).all()
+        assert (result.features[tap][~at] == 0).all()
     other = batch(given[4:])
     for tap in TAPS:
         assert torch.equal(features.see(target, other, False).features[tap], see(target, other, TAPS).features[tap])
@@ -143,7 +143,7 @@ def test_a_training_reads_them(target: HFTarget, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "words"),
+    ("fields", "words"),
     [
         ({"layers": (0, 2, LAST)}, "has layer 1 where features.json says layer 0"),
         ({"layers": (1, 2)}, "the drafter also reads 3"),
@@ -154,11 +154,11 @@ def test_a_training_reads_them(target: HFTarget, tmp_path: Path) -> None:
         ({"layers": (2, 1, LAST)}, "ascending"),
     ],
 )
-def test_a_header_that_does_not_fit(told: dict[str, Any], words: str, target: HFTarget, tmp_path: Path) -> None:
+def test_a_header_that_does_not_fit(fields: dict[str, Any], words: str, target: HFTarget, tmp_path: Path) -> None:
     given = texts()
     vllm(tmp_path, target, given)
-    header(tmp_path, **told)
-    taps = tuple(k for k in (told.get("layers") or LAYERS) if k < LAST)[:1]
+    header(tmp_path, **fields)
+    taps = tuple(k for k in (fields.get("layers") or LAYERS) if k < LAST)[:1]
     with pytest.raises(InputError, match=words):
         ForeignFeatures(tmp_path, target, batch(given), (*taps, -1), print)
 

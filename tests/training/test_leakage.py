@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 import torch
 from objective_world import VOCAB, packed, target, texts, value
+from objective_world import build as fresh
 from torch import Tensor
 
 from outrider.backends.torch import HFTarget
-from outrider.training import objectives
-from outrider.training.data import Batch, Document
+from outrider.training.data import Batch
 from outrider.training.features import TargetFeatures, see
 from outrider.training.objectives import _parallel
 
@@ -40,11 +40,9 @@ def row() -> Batch:
 
 
 def build(of: HFTarget, causal: bool, pair_head: str, from_anchor: bool, conv: int, **options: Any) -> Any:
-    torch.manual_seed(1)
     given = {"causal": causal, "pair_head": pair_head, "sample_from_anchor": from_anchor, "conv": conv, **options}
     sizes = {"taps": TAPS, "block": BLOCK, "layers": 2, "pair_rank": 5, "anchors": 99}
-    objective = objectives.build("block", of, [Document(tuple(range(VOCAB)), (True,) * VOCAB, "x")], {**sizes, **given})
-    objective.to(of.dtype)
+    objective = fresh("block", of, range(VOCAB), **sizes, **given)
     for name, p in objective.net.named_parameters():
         if "_conv." in name or name in ("seed.weight", "markov_w1.weight", "markov_w2.weight"):
             torch.nn.init.normal_(p, std=0.5)
@@ -57,14 +55,14 @@ def same_text(batch: Batch, a: int, b: int) -> bool:
 
 def slots(objective: Any, batch: Batch) -> list[Slot]:
     """Every slot whose token is learned, of all anchors, by loops."""
-    learn, n, found = batch.learn[0].tolist(), batch.tokens.shape[1], []
+    learn, n, results = batch.learn[0].tolist(), batch.tokens.shape[1], []
     for anchor in range(n - 1):
         if learn[anchor] and learn[anchor + 1] and same_text(batch, anchor, anchor + 1):
             for k in range(objective.net.config.drafts):
                 label = anchor + k + 1
                 if label < n and learn[label] and same_text(batch, anchor, label):
-                    found.append((anchor, k))
-    return found
+                    results.append((anchor, k))
+    return results
 
 
 def made(objective: Any, of: HFTarget, batch: Batch, seen: TargetFeatures | None = None) -> Made:
@@ -72,11 +70,11 @@ def made(objective: Any, of: HFTarget, batch: Batch, seen: TargetFeatures | None
     pairs: list[tuple[Tensor, Tensor]] = []
     loss = type(objective)._loss
 
-    def told(student: Tensor, teacher: Tensor) -> Tensor:
+    def recorded(student: Tensor, teacher: Tensor) -> Tensor:
         pairs.extend(zip(student, teacher, strict=True))
         return loss(objective, student, teacher)
 
-    objective._loss = told
+    objective._loss = recorded
     try:
         with torch.no_grad():
             objective(batch, seen or see(of, batch, objective.taps))
@@ -161,7 +159,7 @@ def test_a_slot_moves_its_own_block_and_earlier_slots_only_without_causality(
 
 @blocks
 @pytest.mark.parametrize("loss", ["kl", "ce", "tv", "lk"])
-def test_a_label_that_nobody_reads_moves_no_loss(
+def test_a_label_outside_every_loss_changes_no_loss(
     causal: bool, pair_head: str, from_anchor: bool, conv: int, loss: str
 ) -> None:
     """A text's last token is drafted and never read: weights, distances and hits are those of before, bit for bit. The
@@ -198,9 +196,7 @@ def test_p_eagles_depths_know_their_pair_and_the_target_knows_more(monkeypatch: 
     """Depth d of pair i drafts token i + d + 2. It knows the text up to token i + 1, its target all up to i + d + 1."""
     monkeypatch.setattr(_parallel, "LEAST", 2.0)
     of, batch, depths = target(), row(), 4
-    torch.manual_seed(1)
-    given = {"taps": (0, 2, 3), "parallel": True, "passes": depths, "layers": 2, "mask_token": 7}
-    objective = objectives.build("eagle3", of, (), given).to(of.dtype)
+    objective = fresh("eagle3", of, taps=(0, 2, 3), parallel=True, passes=depths, layers=2, mask_token=7)
     n = sum(SIZES)
     wanted = [
         (i, d) for d in range(depths) for i in range(n) if i + d + 2 < n and same_text(batch, i, i + d + 2)
@@ -208,11 +204,11 @@ def test_p_eagles_depths_know_their_pair_and_the_target_knows_more(monkeypatch: 
     pairs: list[tuple[Tensor, Tensor]] = []
     true = _parallel.cross_entropy
 
-    def told(student: Tensor, law: Tensor) -> Tensor:
-        pairs.extend(zip(student, law, strict=True))
-        return true(student, law)
+    def recorded(student: Tensor, teacher: Tensor) -> Tensor:
+        pairs.extend(zip(student, teacher, strict=True))
+        return true(student, teacher)
 
-    monkeypatch.setattr(_parallel, "cross_entropy", told)
+    monkeypatch.setattr(_parallel, "cross_entropy", recorded)
 
     def made(batch: Batch) -> Made:
         pairs.clear()
@@ -221,7 +217,7 @@ def test_p_eagles_depths_know_their_pair_and_the_target_knows_more(monkeypatch: 
 
     plain = made(batch)
     for place in range(n):
-        student, law = moved(plain, made(changed(batch, place)))
+        student, teacher = moved(plain, made(changed(batch, place)))
         near = {s for s in plain if same_text(batch, place, s[0])}
         assert student == {(i, d) for i, d in near if place <= i + 1}, place
-        assert law == {(i, d) for i, d in near if place <= i + d + 1}, place
+        assert teacher == {(i, d) for i, d in near if place <= i + d + 1}, place

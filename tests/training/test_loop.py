@@ -42,11 +42,11 @@ def run(model: HFTarget, out: Path, recipe: Recipe = RECIPE, **more: Any) -> loo
 def test_a_run_that_was_interrupted_goes_on_bit_for_bit(tmp_path: Path, method: str) -> None:
     options = {"taps": (0, 2, 3)} if method == "eagle3" else {}
     recipe = replace(RECIPE, method=method, steps=6, options=options)
-    whole = run(target(torch.float32), tmp_path / "whole", recipe)
+    full = run(target(torch.float32), tmp_path / "whole", recipe)
     run(target(torch.float32), tmp_path / "parts", recipe, stop=3)
     parts = run(target(torch.float32), tmp_path / "parts", recipe)
     assert losses(tmp_path / "whole") == losses(tmp_path / "parts")
-    assert whole.loss == parts.loss
+    assert full.loss == parts.loss
     a, b = (checkpoint.read(tmp_path / x / "checkpoint.pt") for x in ("whole", "parts"))
     assert a is not None
     assert b is not None
@@ -70,9 +70,9 @@ def test_an_objective_prepares_itself_once(tmp_path: Path, monkeypatch: pytest.M
 
 def test_the_best_drafter_is_kept_and_loads(model: HFTarget, tmp_path: Path) -> None:
     result = run(model, tmp_path)
-    found = losses(tmp_path)
-    assert [step for step, _ in found] == [4, 8]
-    assert result.best == min(loss for _, loss in found)
+    results = losses(tmp_path)
+    assert [step for step, _ in results] == [4, 8]
+    assert result.best == min(loss for _, loss in results)
     assert drafters.load(str(result.folder), model).taps == (-1,)
     assert result.tau >= 1
 
@@ -88,13 +88,13 @@ def test_training_lowers_the_loss(model: HFTarget, tmp_path: Path) -> None:
 def test_every_training_learns_as_much_in_bfloat16(tmp_path: Path, method: str) -> None:
     """The default where the processor multiplies it: autocast, and features of the target in bfloat16."""
     options: dict[str, Any] = {"taps": (0, 2, 3)} if method == "eagle3" else {}
-    found = {}
+    results = {}
     for half in (False, True):
         recipe = replace(RECIPE, method=method, options=options, bf16=half, prompts=1)
         run(target(torch.float32), tmp_path / str(half), recipe)
-        found[half] = losses(tmp_path / str(half))[-1][1]
-    assert found[True] == pytest.approx(found[False], rel=0.03)
-    assert found[True] != found[False]
+        results[half] = losses(tmp_path / str(half))[-1][1]
+    assert results[True] == pytest.approx(results[False], rel=0.03)
+    assert results[True] != results[False]
 
 
 @pytest.mark.parametrize("fast", [True, False])
@@ -145,9 +145,9 @@ def test_a_run_can_be_made_longer_but_not_shorter(model: HFTarget, tmp_path: Pat
     longer = run(model, tmp_path, replace(short, steps=24, evaluate=3, save=7, target="elsewhere/demo"))
     kept = json.loads((tmp_path / "recipe.json").read_text())
     assert (longer.steps, kept["steps"], kept["warmup"]) == (24, 24, 2)
-    found = checkpoint.read(tmp_path / "checkpoint.pt")
-    assert found is not None
-    assert found["step"] == 24
+    result = checkpoint.read(tmp_path / "checkpoint.pt")
+    assert result is not None
+    assert result["step"] == 24
     assert run(model, tmp_path, replace(short, steps=24)).loss == longer.loss, "nothing is left to do"
     with pytest.raises(InputError, match="of 24 steps, which can be made longer but not shorter"):
         run(model, tmp_path, short)
@@ -184,7 +184,7 @@ def test_another_target_is_refused(model: HFTarget, tmp_path: Path) -> None:
         run(other, tmp_path / "second", cached)
 
 
-def test_a_loss_that_is_no_number_stops(model: HFTarget, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_nan_loss_ends_the_training(model: HFTarget, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = objectives.build
     calls: list[int] = []
 
@@ -203,10 +203,10 @@ def test_a_loss_that_is_no_number_stops(model: HFTarget, tmp_path: Path, monkeyp
     monkeypatch.setattr(objectives, "build", build)
     with pytest.raises(loop.TrainingError, match=r"step 2 is nan \(rows \[.*the checkpoint before it is kept"):
         run(model, tmp_path)
-    found = checkpoint.read(tmp_path / "checkpoint.pt")
-    assert found is not None
-    assert found["step"] == 2
-    assert all(bool(x.isfinite().all()) for x in found["module"].values())
+    results = checkpoint.read(tmp_path / "checkpoint.pt")
+    assert results is not None
+    assert results["step"] == 2
+    assert all(bool(x.isfinite().all()) for x in results["module"].values())
 
 
 def test_a_full_disk_loses_nothing(model: HFTarget, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,7 +268,7 @@ def test_epochs_keep_features_in_the_runs_folder_until_it_ends(
     assert kept.loss == pytest.approx(full.loss, rel=1e-5)
 
 
-def test_progress_tells_the_share_of_the_machines_rate(model: HFTarget, tmp_path: Path) -> None:
+def test_progress_shows_the_share_of_the_machines_rate(model: HFTarget, tmp_path: Path) -> None:
     run(model, tmp_path, replace(RECIPE, steps=10))
     line = json.loads((tmp_path / "log.jsonl").read_text(encoding="utf-8").splitlines()[-2])
     assert line["step"] == 10
@@ -297,7 +297,7 @@ def test_a_training_begins_with_a_drafters_weights(model: HFTarget, tmp_path: Pa
     others = [replace(d, tokens=d.tokens[::-1], key=f"other {d.key}") for d in documents()]
     recipe = replace(RECIPE, method="hass", steps=1, lr=1e-9, evaluate=1, options=options, init=str(first.folder))
     second = loop.train(model, others, tmp_path / "second", recipe, quiet=True)
-    made: list[Any] = [drafters.load(str(found.folder), model).uncalibrated for found in (first, second)]
+    made: list[Any] = [drafters.load(str(result.folder), model).uncalibrated for result in (first, second)]
     nets = [drafter.net for drafter in made]
     assert torch.equal(nets[0].d2t, nets[1].d2t)
     assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(*(net.parameters() for net in nets), strict=True))
@@ -308,10 +308,10 @@ def test_a_run_that_goes_on_goes_on_with_its_own_weights(model: HFTarget, tmp_pa
     """And not again with those that it began with."""
     first = run(model, tmp_path / "first", replace(RECIPE, steps=4))
     recipe = replace(RECIPE, steps=4, seed=1, init=str(first.folder))
-    whole = run(model, tmp_path / "whole", recipe)
+    full = run(model, tmp_path / "whole", recipe)
     run(model, tmp_path / "parts", recipe, stop=2)
     parts = run(model, tmp_path / "parts", recipe)
-    assert whole.loss == parts.loss
+    assert full.loss == parts.loss
     assert losses(tmp_path / "whole") == losses(tmp_path / "parts")
 
 

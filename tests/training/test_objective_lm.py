@@ -91,7 +91,7 @@ def test_losses_are_those_of_documents_alone(name: str, stage: str, few: int) ->
 
 
 @pytest.mark.parametrize("loss", list(DIVERGENCES))
-def test_divergences_vanish_where_laws_agree(loss: str) -> None:
+def test_divergences_of_equal_distributions_are_zero(loss: str) -> None:
     a, b = torch.randn(5, 11, dtype=torch.float64), torch.randn(5, 11, dtype=torch.float64)
     assert float(DIVERGENCES[loss](a, a + 3).abs().max()) < 1e-6
     assert float(DIVERGENCES[loss](a, b).min()) > 1e-3

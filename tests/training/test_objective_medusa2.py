@@ -86,11 +86,11 @@ def test_two_stages() -> None:
     steps = [gradients(objective, of, step) for step in (2, 3, 5)]
     for heads, _ in steps:
         torch.testing.assert_close(heads, resting[0], rtol=1e-4, atol=1e-5)
-    quarter, half, whole = (low for _, low in steps)
-    torch.testing.assert_close(half - quarter, (whole - quarter) / 3, rtol=1e-3, atol=1e-4)
+    quarter, half, full = (low for _, low in steps)
+    torch.testing.assert_close(half - quarter, (full - quarter) / 3, rtol=1e-3, atol=1e-4)
     objective.weight = 0.0
     language = gradients(objective, of, 5)[1]
-    torch.testing.assert_close(whole - language, 4 * (quarter - language), rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(full - language, 4 * (quarter - language), rtol=1e-3, atol=1e-4)
 
 
 def test_heads_learn_four_times_as_fast() -> None:

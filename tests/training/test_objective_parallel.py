@@ -1,4 +1,4 @@
-"""P-EAGLE's objective: against loops, against what the drafter does when it decodes, what it may not see, by heart."""
+"""P-EAGLE's objective: against loops, against decoding, which chains are drawn, overfitting one sample."""
 
 from __future__ import annotations
 
@@ -8,11 +8,15 @@ from typing import Any
 import pytest
 import torch
 from objective_world import (
+    ROWS,
     VOCAB,
     SlowLayer,
     continued,
     cross_entropy,
     decoded,
+    equals_loops,
+    normed,
+    opened,
     overfit,
     packed,
     sharp,
@@ -20,39 +24,27 @@ from objective_world import (
     target,
     texts,
     value,
-)
+)  # fmt: skip
+from objective_world import build as fresh
 from torch import Tensor
 
 from outrider import drafters
 from outrider.backends.torch import HFTarget
-from outrider.budgets.budgeter import FixedBudget
-from outrider.core.noise import GumbelNoise
 from outrider.drafters import eagle3 as network
-from outrider.engine import Batch as Rows
-from outrider.engine import Engine, Request, Row
-from outrider.params import InputError, Sampling
-from outrider.training import objectives
-from outrider.training.data import Document
-from outrider.training.features import see
+from outrider.params import InputError
 from outrider.training.objectives import _parallel
 
 TAPS, MASK = (0, 2, 3), 7
 
 
 def build(of: HFTarget, words: list[int] = (), **options: Any) -> Any:
-    torch.manual_seed(1)
-    documents = [Document(tuple(words), (True,) * len(words), "x")]
     given = {"taps": TAPS, "parallel": True, "passes": 4, "layers": 2, "mask_token": MASK, **options}
-    objective = objectives.build("eagle3", of, documents, given).to(of.dtype)
+    objective = fresh("eagle3", of, words, **given)
     with torch.no_grad():
         for name, weight in objective.net.named_parameters():
             if name.endswith("norm.weight"):
                 weight.uniform_(0.5, 1.5)
     return objective
-
-
-def norm(x: Tensor, by: Any) -> Tensor:
-    return x / (x.pow(2).mean() + by.eps).sqrt() * by.weight
 
 
 def outputs(of: HFTarget, objective: Any, words: list[int], pair: int, depths: int) -> list[Tensor]:
@@ -64,14 +56,14 @@ def outputs(of: HFTarget, objective: Any, words: list[int], pair: int, depths: i
     spelled = [*words[1 : pair + 2], *[MASK] * (depths - 1)]
     made, mid = vectors, net.midlayer
     for number, layer in enumerate([mid, *net.upper]):
-        slow, keys, found = SlowLayer(layer), [], []
+        slow, keys, results = SlowLayer(layer), [], []
         for t, vector in enumerate(made):
-            x = norm(vector, mid.hidden_norm if number == 0 else layer.input_layernorm)
+            x = normed(vector, mid.hidden_norm if number == 0 else layer.input_layernorm)
             if number == 0:
-                x = torch.cat([norm(embedding[spelled[t]], mid.input_layernorm), x])
+                x = torch.cat([normed(embedding[spelled[t]], mid.input_layernorm), x])
             keys.append(slow.key(x, t))
-            found.append(slow.out(x, vector, t, keys, []))
-        made = found
+            results.append(slow.out(x, vector, t, keys, []))
+        made = results
     return made[pair:]
 
 
@@ -86,9 +78,9 @@ def slow(of: HFTarget, objective: Any, words: list[int], learn: list[bool]) -> t
         for d, made in enumerate(outputs(of, objective, words, pair, net.config.parallel)):
             if pair + d + 2 >= len(words) or not learn[pair + d + 2] or words[pair + d + 2] not in kept:
                 continue
-            law = of.head(last[pair + d + 1]).softmax(-1)
-            p = torch.stack([law[i] for i in kept])
-            student = net.lm_head(norm(made, net.norm))
+            teacher = of.head(last[pair + d + 1]).softmax(-1)
+            p = torch.stack([teacher[i] for i in kept])
+            student = net.lm_head(normed(made, net.norm))
             total += objective.decay**d * float(cross_entropy(student, p / p.sum()))
     return total, count
 
@@ -99,56 +91,20 @@ def slow(of: HFTarget, objective: Any, words: list[int], learn: list[bool]) -> t
 def test_loss_equals_loops_over_pairs_and_depths(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Several texts in a row, chains that run over a text's end, turns that are not learned. Every chain is drawn."""
     monkeypatch.setattr(_parallel, "LEAST", 2.0)
-    of = target()
-    rows = [texts(i, sizes) for i, sizes in enumerate([[9, 5], [11], [3, 6]])]
-    objective = build(of, [w for row in rows for words, _ in row for w in words], **options)
-    with torch.no_grad():
-        loss, weight, _ = value(objective, of, packed(rows, 16))
-        found = [slow(of, objective, *text) for row in rows for text in row]
-    assert float(weight) == sum(count for _, count in found)
-    assert float(loss) == pytest.approx(sum(total for total, _ in found), rel=2e-5)
+    of, rows = target(), [texts(i, sizes) for i, sizes in enumerate(ROWS)]
+    equals_loops(of, build(of, [w for row in rows for words, _ in row for w in words], **options), rows, slow)
 
 
 def test_training_sees_what_decoding_sees() -> None:
     """Logits of a chain equal those that the drafter gives where its pair is the last one."""
     of, prompt = target(), [3, 1, 4, 1, 5, 9, 2]
     objective = build(of)
-    engine = Engine(of, network.drafter(objective.net, of), FixedBudget(8, 4), GumbelNoise(of.vocab))
+    batch = opened(of, network.drafter(objective.net, of), prompt, 4)
     with torch.no_grad():
-        batch, _ = Rows.start(engine, [Row(Request(prompt, 0, 30, Sampling()), 0)])
-        assert batch is not None
-        found = batch.drafting._logits(batch.view(), 4)[0]  # type: ignore[attr-defined]
+        result = batch.drafting._logits(batch.view(), 4)[0]
         made = outputs(of, objective, [*prompt, int(batch.root[0])], len(prompt) - 1, 4)
-        expected = torch.stack([objective.net.lm_head(norm(m, objective.net.norm)) for m in made])
-    torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-8)
-
-
-def test_a_mask_sees_nothing_that_is_to_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tokens and features behind a chain's pair, and other texts of the row, do not move it; all before it do."""
-    monkeypatch.setattr(_parallel, "LEAST", 2.0)
-    of = target()
-    words, other = texts(1, [9])[0][0], texts(2, [6])[0][0]
-    objective, seen_by = build(of), []
-    objective.net.register_forward_hook(lambda module, given, out: seen_by.append(out[0]))
-
-    def masks(first: list[int], second: list[int]) -> dict[tuple[int, int], Tensor]:
-        seen_by.clear()
-        batch = packed([[(first, [True] * len(first)), (second, [True] * len(second))]])
-        value(objective, of, batch)
-        pair, depth, real = objective._chains(batch, 0)
-        places = zip(pair[0].tolist(), depth[0].tolist(), real[0].tolist(), seen_by[1], strict=True)
-        return {(p, d): x for p, d, r, x in places if r}
-
-    plain = masks(words, other)
-    assert {d for _, d in plain} == {1, 2, 3}
-    for changed in range(1, len(words)):
-        moved = masks([*words[:changed], (words[changed] + 1) % VOCAB, *words[changed + 1 :]], other)
-        assert moved.keys() == plain.keys()
-        for (p, d), x in plain.items():
-            if p < len(words):  # pair p holds token p + 1
-                assert torch.equal(x, moved[p, d]) == (changed > p + 1), (p, d, changed)
-            else:
-                assert torch.equal(x, moved[p, d])
+        expected = torch.stack([objective.net.lm_head(normed(m, objective.net.norm)) for m in made])
+    torch.testing.assert_close(result, expected, rtol=1e-8, atol=1e-8)
 
 
 def test_chains_are_a_function_of_step_and_row_and_thin_out() -> None:
@@ -168,7 +124,7 @@ def test_chains_are_a_function_of_step_and_row_and_thin_out() -> None:
         assert float((real & (depth == d)).sum()) / starts == pytest.approx(share, abs=0.05)
 
 
-def test_one_sample_is_learned_by_heart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_drafter_overfitted_to_a_sample_drafts_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All depths: a label or a position that is off by one cannot be drafted to full depth."""
     monkeypatch.setattr(_parallel, "LEAST", 2.0)
     of = sharp()
@@ -183,18 +139,6 @@ def test_one_sample_is_learned_by_heart(tmp_path: Path, monkeypatch: pytest.Monk
     assert usage.accepted_at == [2, 2, 2, 2]
     output, usage = decoded(of, drafters.load(f"{tmp_path / 'd'}", of), words[:5], 11, 9)
     assert usage.accepted == usage.drafted == 8, "four tokens are drafted at most, however deep the budget is"
-
-
-def test_half_precision() -> None:
-    of, batch = target(torch.float32), packed([texts(2, [12, 9])])
-    objective = build(of)
-    plain = value(objective, of, batch)[0]
-    with torch.autocast("cpu", torch.bfloat16):
-        loss, _, _ = objective(batch, see(of, batch, objective.taps))
-    loss.backward()
-    assert loss.dtype == torch.float32
-    assert float(loss.detach()) == pytest.approx(float(plain), rel=0.03)
-    assert all(p.grad is not None and bool(p.grad.isfinite().all()) for p in objective.net.parameters())
 
 
 def test_a_text_without_chains() -> None:

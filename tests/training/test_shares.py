@@ -55,16 +55,16 @@ def test_features_keep_the_precision_in_which_the_target_runs(
 ) -> None:
     """A target in bfloat16 is read in that, one in float32 in the training's; networks learn in float32."""
     of = target(torch.bfloat16 if half else torch.float32)
-    found: list[tuple[Batch, TargetFeatures]] = []
+    results: list[tuple[Batch, TargetFeatures]] = []
     read = State._read
 
     def watch(self: State, rows: Batch, piece: Piece, features_of: FeaturesOf) -> tuple[Batch, TargetFeatures]:
-        found.append(read(self, rows, piece, features_of))
-        return found[-1]
+        results.append(read(self, rows, piece, features_of))
+        return results[-1]
 
     monkeypatch.setattr(State, "_read", watch)
     loop.train(of, documents(), tmp_path, replace(RECIPE, bf16=bf16, prompts=1), stop=1, quiet=True)
-    batch, seen = found[0]
+    batch, seen = results[0]
     there, served = batch.documents >= 0, see(of, batch, (-1,), bf16).features[-1]
     kept = served.bfloat16().float() if half or bf16 else served
     assert seen.features[-1].dtype == torch.float32

@@ -1,4 +1,4 @@
-"""Products of few sizes: the same numbers, and rows of other lengths multiply nothing of other sizes."""
+"""GEMMs of few sizes: the same values, and rows of other lengths need no GEMM of another size."""
 
 from __future__ import annotations
 
@@ -24,36 +24,36 @@ class Products(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.found: set[tuple[Any, ...]] = set()
+        self.shapes: set[tuple[Any, ...]] = set()
 
     def __torch_dispatch__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         if func in PRODUCTS:
-            self.found.add((str(func), *(tuple(x.shape) for x in args[-2:])))
+            self.shapes.add((str(func), *(tuple(x.shape) for x in args[-2:])))
         return func(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize("shape", [(0, 5), (1, 5), (31, 5), (32, 5), (33, 5), (2, 9, 5)])
 @pytest.mark.parametrize("bias", [False, True])
-def test_numbers_and_gradients_are_those_of_the_plain_product(shape: tuple[int, ...], bias: bool) -> None:
+def test_values_and_gradients_equal_the_plain_gemm(shape: tuple[int, ...], bias: bool) -> None:
     torch.manual_seed(0)
     layer, x = torch.nn.Linear(5, 7, bias=bias).double(), torch.randn(shape, dtype=torch.float64)
-    found = []
+    results = []
     for mode in (torch.enable_grad(), FewSizes()):
         given = x.clone().requires_grad_()
         with mode:
             y = layer(given)
         layer.zero_grad()
         (y * torch.arange(y.numel()).view_as(y)).sum().backward()
-        found.append((y.detach(), given.grad, *(p.grad.clone() for p in layer.parameters() if p.grad is not None)))
-    for a, b in zip(*found, strict=True):
+        results.append((y.detach(), given.grad, *(p.grad.clone() for p in layer.parameters() if p.grad is not None)))
+    for a, b in zip(*results, strict=True):
         assert a is not None
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("method", ["medusa", "hydra", "eagle", "hass", "eagle3"])
-def test_rows_of_other_lengths_multiply_nothing_of_other_sizes(method: str) -> None:
+def test_rows_of_other_lengths_need_no_gemm_of_another_size(method: str) -> None:
     of, rows = target(), packed([texts(1, (60,)), texts(2, (37,)), texts(3, (52,))], 96)
     options: dict[str, Any] = {"taps": (0, 2, 3)} if method == "eagle3" else {}
     made: Any = objectives.build(method, of, documents(), options)
@@ -65,6 +65,6 @@ def test_rows_of_other_lengths_multiply_nothing_of_other_sizes(method: str) -> N
         seen, products = see(of, batch, made.taps), Products()
         with FewSizes(), products:
             made(batch, seen, 0)[0].backward()
-        sizes.append({size for _, a, b in products.found for size in a + b})
+        sizes.append({size for _, a, b in products.shapes for size in a + b})
     assert 2 * STEP in sizes[0]
     assert sizes[1] | sizes[2] <= sizes[0] | {STEP}, "what is learned of a row may be a multiple fewer"

@@ -50,13 +50,13 @@ def imported(parts: Parts, nodes: Iterable[ast.AST]) -> Iterator[Parts]:
 @lru_cache
 def edges() -> set[tuple[str, str]]:
     """(room, room) for every import inside the package; a room is a file or folder of src/outrider."""
-    found = {
+    results = {
         (room(parts), room(name[1:]))
         for parts, tree in parsed().items()
         for name in imported(parts, ast.walk(tree))
         if name[0] == "outrider" and len(name) > 1
     }
-    return {(a, b) for a, b in found if a != b}
+    return {(a, b) for a, b in results if a != b}
 
 
 # --- torch at the edge
@@ -90,16 +90,16 @@ def executed(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
 @lru_cache
 def runs(parts: Parts) -> frozenset[Parts]:
     """What importing this module imports at once: names outside of the package, and its own modules by their parts."""
-    found = set()
+    result = set()
     for name in imported(parts, executed([parsed()[parts]])):
         if name[0] != "outrider":
-            found.add(name[:1])
+            result.add(name[:1])
             continue
         for n in range(len(name) + 1):  # packages on the way, and the module itself
             for own in (name[1:n], (*name[1:n], "__init__")):
                 if own in parsed():
-                    found.add(("outrider", *own))
-    return frozenset(found)
+                    result.add(("outrider", *own))
+    return frozenset(result)
 
 
 def way_to_torch(parts: Parts) -> list[Parts]:
@@ -130,7 +130,7 @@ def test_torch_stays_at_the_edge() -> None:
     assert not wrong, "\n".join(" -> ".join(map("/".join, way)) for way in wrong)
 
 
-def test_the_way_to_torch_is_found() -> None:
+def test_an_import_chain_to_torch_is_reported() -> None:
     assert way_to_torch(("backends", "torch", "hf"))[-1] in (("torch",), ("transformers",))
     assert len(way_to_torch(("training", "__init__")) or way_to_torch(("training", "features"))) > 1
 
@@ -145,7 +145,7 @@ for name in sys.argv[1:]:
 
 
 @pytest.mark.process
-def test_importing_what_is_light_leaves_torch_out() -> None:
+def test_importing_light_modules_does_not_import_torch() -> None:
     """All of it in one process, by Python itself."""
     names = [".".join(("outrider", *parts)).removesuffix(".__init__") for parts in sorted(parsed()) if light(parts)]
     done = subprocess.run([sys.executable, "-c", IMPORTS, *names], capture_output=True, text=True, timeout=120)

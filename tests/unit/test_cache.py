@@ -100,7 +100,7 @@ def test_a_great_capacity_is_not_taken_at_once() -> None:
     assert cache.capacity == 2 * FIRST
 
 
-def test_rows_that_leave_move_in_place_and_make_room() -> None:
+def test_rows_that_leave_move_in_place_and_free_their_slots() -> None:
     cache = opened(b=4)
     before = [s.data_ptr() for s in cache.slabs]
     cache.select([1, 3], used=4)
@@ -134,12 +134,12 @@ def test_caches_of_different_capacity_join(mine: int, theirs: int) -> None:
     cache.join(other, used=8)
     assert cache.rows == 3
     assert cache.limit == 64
-    assert cache.capacity == 16, "room for whoever needs the most is made at once, not in a later round"
+    assert cache.capacity == 16, "slots for the longest are reserved at once, not in a later round"
     assert read(cache)[0][:4] == [0, 1, 2, 3]
     assert read(cache)[2][:8] == [100, 101, 102, 103, 104, 105, 106, 107]
 
 
-def test_nothing_but_numbers_lies_in_unused_slots() -> None:
+def test_unused_slots_hold_finite_values() -> None:
     """A mask hides a slot by weight 0, and 0 * NaN is NaN."""
     cache = opened(b=2)
     cache.resize(16, 4)

@@ -36,9 +36,9 @@ def test_noise_of_training_is_drawn_where_the_batch_is() -> None:
     shape = (2, 3)
     rows = torch.zeros(shape, dtype=torch.long)
     batch = Batch(rows, rows, rows, rows.bool(), (4, 7))
-    found = uniform(batch, 5, 11, 3)
-    assert found.device == rows.device
-    assert found.shape == shape
-    assert not torch.equal(found[0], found[1])
+    result = uniform(batch, 5, 11, 3)
+    assert result.device == rows.device
+    assert result.shape == shape
+    assert not torch.equal(result[0], result[1])
     alone = uniform(Batch(rows[:1], rows[:1], rows[:1], rows[:1].bool(), (7,)), 5, 11, 3)
-    assert torch.equal(alone[0], found[1]), "a function of step and row"
+    assert torch.equal(alone[0], result[1]), "a function of step and row"

@@ -16,7 +16,7 @@ def state(play: Play, b: int = 0) -> Row:
 
 
 def test_the_window_rides_along_as_a_comb() -> None:
-    play = Play(lookahead.load(None, window=3, ngram=4, guesses=1, text=False), [[1, 2, 3]], whole=[[7]])
+    play = Play(lookahead.load(None, window=3, ngram=4, guesses=1, text=False), [[1, 2, 3]], first=[[7]])
     row = state(play)
     row.levels = [[0, 1, 2], [3, 4, 5], [6, 8, 9]]
     paths = paths_of(play.propose(Budget(9, 5)))[0]
@@ -56,7 +56,7 @@ def test_the_window_alone_finds_what_the_target_writes(temperature: float) -> No
     assert committed > 1.3 * 80 * len(PROMPTS)
 
 
-def test_the_pool_keeps_the_last_found_first() -> None:
+def test_the_pool_keeps_the_latest_n_grams_first() -> None:
     row = Row.of([], lookahead.load(None, ngram=3, guesses=2))
     for gram in ([1, 2, 3], [1, 4, 5], [1, 2, 3], [1, 6, 7], [2, 0, 0]):
         row.learn(gram)
@@ -72,7 +72,7 @@ def test_the_text_feeds_the_pool() -> None:
 
 
 def test_guesses_come_first_and_share_the_budget_with_the_window() -> None:
-    play = Play(lookahead.load(None, window=4, ngram=3, guesses=4), [[1, 2, 3]], whole=[[7]])
+    play = Play(lookahead.load(None, window=4, ngram=3, guesses=4), [[1, 2, 3]], first=[[7]])
     row = state(play)
     for rest in ([1, 2], [3, 4], [5, 6], [8, 9]):
         row.learn([7, *rest])
@@ -81,7 +81,7 @@ def test_guesses_come_first_and_share_the_budget_with_the_window() -> None:
     assert full[1:9] == [[8], [8, 9], [5], [5, 6], [3], [3, 4], [1], [1, 2]]
     assert full[9:] == [[11], [10], [10, 11], [10, 11, 11], [10, 11, 10], [10, 11, 10, 11]]
     half = paths_of(play.propose(Budget(9, 8)))[0]
-    assert half[1:6] == [[8], [8, 9], [5], [5, 6], [3]]  # 8 nodes: 4 of the window's would be room for 2 columns,
+    assert half[1:6] == [[8], [8, 9], [5], [5, 6], [3]]  # 8 nodes: 4 of the window's would fit 2 columns,
     assert half[6:] == [[11], [10], [10, 11]]  # which take 3
     row.pool.clear()
     alone = paths_of(play.propose(Budget(9, 8)))[0]
@@ -91,7 +91,7 @@ def test_guesses_come_first_and_share_the_budget_with_the_window() -> None:
 def test_columns_that_were_not_verified_wait() -> None:
     play = Play(lookahead.load(None, window=4, ngram=3, guesses=1, text=False), [[1, 2, 3]])
     before = [list(level) for level in state(play).levels]
-    new = play.round(Budget(3, 1))[0]  # depth 1 is room for one column
+    new = play.round(Budget(3, 1))[0]  # depth 1 fits one column
     assert len(new) == 1
     after = state(play).levels
     assert [level[1:] for level in after] == [level[1:] for level in before]
@@ -109,5 +109,5 @@ def test_a_round_without_a_proposal_moves_the_window_on() -> None:
     assert [level[:2] for level in state(play).levels] == [level[1:] for level in levels]
 
 
-def test_it_says_that_it_does_not_reopen() -> None:
+def test_it_declares_that_it_does_not_reopen() -> None:
     assert not lookahead.load(None).reopens

@@ -15,7 +15,7 @@ LARGE = Budget(64, 16)
 
 
 def drafts(prompt: list[int], budget: Budget = LARGE, **options) -> list[list[int]]:
-    play = Play(lookup.load(None, **options), [prompt[:-1]], whole=[prompt[-1:]])
+    play = Play(lookup.load(None, **options), [prompt[:-1]], first=[prompt[-1:]])
     return paths_of(play.propose(budget))[0][1:]
 
 
@@ -42,12 +42,12 @@ def test_a_small_budget_keeps_the_best_match() -> None:
 
 def test_values_are_products_of_confidences() -> None:
     """Two tokens match: 1 - 1/4, then 1 - 1/5 and 1 - 1/6; the second match has the first one's rest."""
-    play = Play(lookup.load(None, matches=2, tokens=3), [[1, 2, 3, 9, 1, 2, 4, 8, 1]], whole=[[2]])
+    play = Play(lookup.load(None, matches=2, tokens=3), [[1, 2, 3, 9, 1, 2, 4, 8, 1]], first=[[2]])
     tree = play.propose(LARGE)
     assert paths_of(tree)[0][1:] == [[4], [4, 8], [4, 8, 1], [3], [3, 9], [3, 9, 1]]
     assert tree.values is not None
-    found = [math.exp(value) for value in tree.values[0].tolist()]
-    assert found == pytest.approx([1, 3 / 4, 3 / 5, 1 / 2, 3 / 16, 3 / 20, 1 / 8])
+    results = [math.exp(value) for value in tree.values[0].tolist()]
+    assert results == pytest.approx([1, 3 / 4, 3 / 5, 1 / 2, 3 / 16, 3 / 20, 1 / 8])
 
 
 def test_matches_that_agree_are_one() -> None:
@@ -68,11 +68,11 @@ def test_nothing_to_find() -> None:
 
 def scan(text: list[int], ngram: int) -> list[int]:
     """The obvious way: ends of the matches of the last n tokens, n falling, recent first."""
-    found: list[int] = []
+    results: list[int] = []
     for n in range(min(ngram, len(text)), 0, -1):
         ends = [e for e in range(len(text) - 2, n - 2, -1) if text[e + 1 - n : e + 1] == text[-n:]]
-        found += [e for e in ends if e not in found]
-    return found
+        results += [e for e in ends if e not in results]
+    return results
 
 
 @pytest.mark.parametrize("vocab", [2, 5, 20])

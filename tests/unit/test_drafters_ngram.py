@@ -1,4 +1,4 @@
-"""The n-gram drafters: their laws, and what they offer under each rule."""
+"""The n-gram drafters: their distributions, and what they draft under each rule."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from outrider.params import InputError
 
 
 @pytest.mark.parametrize("n", [1, 2])
-def test_the_law_sums_to_one_and_has_full_support(n: int) -> None:
+def test_the_distribution_sums_to_one_and_has_full_support(n: int) -> None:
     for text in ([], [3], [1, 2, 1, 2, 1, 3]):
-        law = Counts.of(text, VOCAB).distribution(range(VOCAB), n)
-        assert law.shape == (VOCAB, VOCAB)
-        assert (law > 0).all()
-        np.testing.assert_allclose(law.sum(-1), 1)
+        probabilities = Counts.of(text, VOCAB).distribution(range(VOCAB), n)
+        assert probabilities.shape == (VOCAB, VOCAB)
+        assert (probabilities > 0).all()
+        np.testing.assert_allclose(probabilities.sum(-1), 1)
 
 
-def test_the_law_by_hand() -> None:
+def test_the_distribution_by_hand() -> None:
     counts = Counts.of([1, 2, 1, 2, 1, 3], 4)
     assert counts.distribution([0], 1)[0].tolist() == pytest.approx([0.1, 0.4, 0.3, 0.2])
     assert counts.distribution([1], 2)[0].tolist() == pytest.approx([0.025, 0.1, (2 + 0.3) / 4, (1 + 0.2) / 4])
@@ -30,7 +30,7 @@ def test_the_law_by_hand() -> None:
     )  # the unigram: nothing followed 3
 
 
-def test_counts_in_pieces_are_counts_of_the_whole() -> None:
+def test_counts_in_pieces_equal_counts_at_once() -> None:
     text = [1, 2, 1, 2, 1, 3, 0, 1]
     counts = Counts.of(text[:3], 4)
     for token in text[3:]:
@@ -41,14 +41,14 @@ def test_counts_in_pieces_are_counts_of_the_whole() -> None:
 def test_the_probable_token_comes_first(tmp_path) -> None:
     (tmp_path / "corpus.txt").write_text("1 2 1 2 1 3 4 5")
     drafter = ngram.load(Table(), Words(), str(tmp_path / "corpus.txt"), width=1)
-    play = Play(drafter, [[9]], whole=[[1]])
+    play = Play(drafter, [[9]], first=[[1]])
     assert paths_of(play.propose(Budget(4, 3)))[0] == [[], [2], [2, 1], [2, 1, 2]]
     unigram = ngram.load(Table(), Words(), str(tmp_path / "corpus.txt"), n=1, width=2)
-    play = Play(unigram, [[9]], whole=[[3]])
+    play = Play(unigram, [[9]], first=[[3]])
     assert paths_of(play.propose(Budget(3, 1)))[0] == [[], [1], [2]]
 
 
-def test_under_rejection_a_sampled_chain_carries_its_laws() -> None:
+def test_under_rejection_a_sampled_chain_has_its_q() -> None:
     drafter = ngram.load(Table())
     play = Play(drafter, PROMPTS, 1.0, rule="rejection")
     tree = play.propose(Budget(5, 8))
@@ -56,16 +56,16 @@ def test_under_rejection_a_sampled_chain_carries_its_laws() -> None:
     assert tree.q is not None
     assert tree.q.shape == (3, 4, VOCAB)
     for b, prompt in enumerate(play.texts):
-        law = Counts.of(prompt, VOCAB).distribution(tree.tokens[b, :-1].tolist(), 2)
-        np.testing.assert_allclose(tree.q[b], law, atol=1e-6, rtol=1e-5)
+        probabilities = Counts.of(prompt, VOCAB).distribution(tree.tokens[b, :-1].tolist(), 2)
+        np.testing.assert_allclose(tree.q[b], probabilities, atol=1e-6, rtol=1e-5)
     shaped = play.propose(Budget(20, 8, shape=(3, 2)))
     assert shaped.parents[0].tolist() == [0, 0, 0, 0, 1, 1, 2, 2, 3, 3]
     assert shaped.q is not None
     assert shaped.q.shape == (3, 4, VOCAB)
 
 
-def test_a_sampled_tree_is_cut_by_room_alone() -> None:
-    play = Play(ngram.load(Table()), PROMPTS, 1.0, rule="rejection", length=11)  # room for 2, 7 and 9 more tokens
+def test_a_sampled_tree_is_cut_by_the_remaining_length_alone() -> None:
+    play = Play(ngram.load(Table()), PROMPTS, 1.0, rule="rejection", length=11)  # 2, 7 and 9 more tokens fit
     tree, shaped = play.propose(Budget(6, 5)), play.propose(Budget(20, 8, shape=(3, 2)))
     assert tree.size.tolist() == [2, 6, 6]
     assert shaped.size.tolist() == [4, 10, 10]
@@ -73,8 +73,8 @@ def test_a_sampled_tree_is_cut_by_room_alone() -> None:
     assert tree.q.shape == (3, 5, VOCAB)
 
 
-def test_sampled_tokens_follow_the_law() -> None:
-    play = Play(ngram.load(Table(), n=1), [[1, 1, 1, 2]], 1.0, rule="rejection", whole=[[2]])
+def test_sampled_tokens_follow_the_distribution() -> None:
+    play = Play(ngram.load(Table(), n=1), [[1, 1, 1, 2]], 1.0, rule="rejection", first=[[2]])
     seen = np.zeros((2, VOCAB))
     twins = 0
     for seed in range(1000):
@@ -83,14 +83,16 @@ def test_sampled_tokens_follow_the_law() -> None:
         seen[0, first] += 1
         seen[1, second] += 1
         twins += first == second
-    law = Counts.of([1, 1, 1, 2, 2], VOCAB).unigram()
-    assert float(((seen / 1000 - law) ** 2 / law * 1000).sum(-1).max()) < 31.3  # chi-square, 11 degrees, .999
-    chance = float((law**2).sum())  # the two are independent
+    distribution = Counts.of([1, 1, 1, 2, 2], VOCAB).unigram()
+    assert (
+        float(((seen / 1000 - distribution) ** 2 / distribution * 1000).sum(-1).max()) < 31.3
+    )  # chi-square, 11 degrees, .999
+    chance = float((distribution**2).sum())  # the two are independent
     assert abs(twins / 1000 - chance) < 3.3 * (chance * (1 - chance) / 1000) ** 0.5
 
 
 class Bigram(Table):
-    """The drafter's own law as the target."""
+    """The drafter's own distribution as the target."""
 
     def logits(self, text: list[int]) -> Array:
         return np.log(Counts.of(CORPUS, VOCAB).distribution([text[-1]], 2)[0]).astype(np.float32)
@@ -100,7 +102,7 @@ CORPUS = [1, 2, 3, 1, 2, 4, 5, 6, 1, 7, 2, 3, 8, 9, 1, 10, 0, 11, 5, 2]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
-def test_a_target_of_the_same_law_accepts_every_draft(tmp_path, temperature: float) -> None:
+def test_a_target_of_the_same_distribution_accepts_every_draft(tmp_path, temperature: float) -> None:
     (tmp_path / "corpus.txt").write_text(" ".join(map(str, CORPUS)))
     drafter = ngram.load(Table(), Words(), str(tmp_path / "corpus.txt"), width=1)
     play = Play(drafter, PROMPTS, temperature, target=Bigram())

@@ -88,7 +88,7 @@ LARGE = Budget(64, 16)
 
 
 def drafts(prompt: list[int], budget: Budget = LARGE, **options) -> dict[tuple[int, ...], float]:
-    play = Play(suffix.load(None, **options), [prompt[:-1]], whole=[prompt[-1:]])
+    play = Play(suffix.load(None, **options), [prompt[:-1]], first=[prompt[-1:]])
     tree = play.propose(budget)
     assert tree.values is not None
     return {tuple(p): math.exp(v) for p, v in zip(paths_of(tree)[0], tree.values[0].tolist(), strict=True) if p}
@@ -96,11 +96,11 @@ def drafts(prompt: list[int], budget: Budget = LARGE, **options) -> dict[tuple[i
 
 def test_the_frequent_continuation_comes_first() -> None:
     text = [1, 2, 1, 3, 1, 2, 1]  # after 1: 2 twice, 3 once; after 1 2 1: 3 once
-    found = drafts(text, Budget(64, 1))
-    assert list(found) == [(3,), (2,)]
-    assert found[(3,)] == pytest.approx(1 - 1 / (1 + 3 + 1))  # the context [1 2 1], of length 3, has one successor
+    result = drafts(text, Budget(64, 1))
+    assert list(result) == [(3,), (2,)]
+    assert result[(3,)] == pytest.approx(1 - 1 / (1 + 3 + 1))  # the context [1 2 1], of length 3, has one successor
     escape = 1 / (1 + 3 + 1)
-    assert found[(2,)] == pytest.approx(escape * 2 / 3 * (1 - 1 / (3 + 1 + 1)))  # then [1], which has three
+    assert result[(2,)] == pytest.approx(escape * 2 / 3 * (1 - 1 / (3 + 1 + 1)))  # then [1], which has three
     text = [1, 2, 9, 1, 3, 8, 1, 2, 7, 1]
     assert list(drafts(text, Budget(64, 1))) == [(2,), (3,)]
     assert list(drafts(text, Budget(2, 1))) == [(2,)]
@@ -112,9 +112,9 @@ def test_of_equally_frequent_continuations_the_recent_one_comes_first() -> None:
 
 def test_best_first_under_a_floor() -> None:
     text = [1, 2, 3, 4, 5, 1, 2, 3, 4, 5, 1, 2]
-    found = drafts(text, Budget(6, 16))
-    assert list(found) == [(3,), (3, 4), (3, 4, 5), (3, 4, 5, 1), (3, 4, 5, 1, 2)]
-    assert list(found.values()) == sorted(found.values(), reverse=True)
+    result = drafts(text, Budget(6, 16))
+    assert list(result) == [(3,), (3, 4), (3, 4, 5), (3, 4, 5, 1), (3, 4, 5, 1, 2)]
+    assert list(result.values()) == sorted(result.values(), reverse=True)
     kept = drafts(text, Budget(64, 16, floor=0.5))
     assert set(kept) == {path for path, value in drafts(text).items() if value >= 0.5}
     assert 0 < len(kept) < len(drafts(text))
@@ -129,7 +129,7 @@ def test_a_corpus_is_shared_and_extends_the_text(tmp_path) -> None:
     (tmp_path / "corpus.txt").write_text("10 1 2 3 4 5 6\n7 1 2 8")
     drafter = suffix.load(None, Words(), str(tmp_path / "corpus.txt"))
     before = [dict(s) for s in drafter.corpus.successors], list(drafter.corpus.count)
-    play = Play(drafter, [[10, 1], [7, 1]], whole=[[2], [2]])
+    play = Play(drafter, [[10, 1], [7, 1]], first=[[2], [2]])
     paths = paths_of(play.propose(Budget(5, 4)))
     assert paths[0][1:] == [[3], [3, 4], [3, 4, 5], [3, 4, 5, 6]]
     assert paths[1][1] == [8]
@@ -140,17 +140,17 @@ def test_a_corpus_is_shared_and_extends_the_text(tmp_path) -> None:
 
 def test_persistence_serves_the_next_request() -> None:
     drafter = suffix.load(None, persist=True)
-    first = Play(drafter, PROMPTS[2:], whole=[[1]])
+    first = Play(drafter, PROMPTS[2:], first=[[1]])
     assert not drafter.reopens
     assert first.propose(Budget(8, 4)).nodes == 1
     first.drafting.select([])
     written = [1]
-    second = Play(drafter, PROMPTS[2:], whole=[[1]])
+    second = Play(drafter, PROMPTS[2:], first=[[1]])
     for _ in range(6):
         written += second.round(Budget(1, 0))[0]
-    third = Play(drafter, [[9, 9, 9]], whole=[[1]])
+    third = Play(drafter, [[9, 9, 9]], first=[[1]])
     assert paths_of(third.propose(Budget(4, 3)))[0][-1] == written[1:4]
-    assert paths_of(Play(suffix.load(None), [[9, 9, 9]], whole=[[1]]).propose(Budget(4, 3)))[0] == [[]]
+    assert paths_of(Play(suffix.load(None), [[9, 9, 9]], first=[[1]]).propose(Budget(4, 3)))[0] == [[]]
 
 
 def test_the_memory_is_bounded() -> None:

@@ -61,7 +61,7 @@ def test_reopen(drafter: Drafter, temperature: float) -> None:
             cut = [max(1, len(t) - split) for t in play.texts]
             heads = [t[:c] for t, c in zip(play.texts, cut, strict=True)]
             tails = [t[c:] for t, c in zip(play.texts, cut, strict=True)]
-            fresh = Play(drafter, heads, temperature, whole=tails)
+            fresh = Play(drafter, heads, temperature, first=tails)
             assert fresh.texts == play.texts
             assert paths_of(fresh.propose(BUDGET)) == paths_of(play.drafting.propose(play.rows(), BUDGET))
 

@@ -12,7 +12,7 @@ import heads
 import numpy as np
 import oracle
 import pytest
-from enumerating import FORMS, Branches, Draft, Form, Text, World, bias, repeat, sampled, world
+from enumerating import EVERY_FORM, EXACT, Branches, Draft, Form, Text, World, bias, repeat, sampled, world
 from play import Play
 
 from outrider import drafters
@@ -47,10 +47,10 @@ def tree(*rows: Paths, root: int = 9) -> DraftTree:
 
 
 def paths_of(made: DraftTree, row: int = 0) -> list[tuple[int, ...]]:
-    found: list[tuple[int, ...]] = [()]
+    results: list[tuple[int, ...]] = [()]
     for i in range(1, int(made.size[row])):
-        found.append((*found[int(made.parents[row, i])], int(made.tokens[row, i])))
-    return found
+        results.append((*results[int(made.parents[row, i])], int(made.tokens[row, i])))
+    return results
 
 
 class Known(Rates):
@@ -95,11 +95,11 @@ def test_the_best_nodes_of_all_trees(seed: int) -> None:
     dice = random.Random(seed)
 
     def some() -> Paths:
-        found: Paths = {}
+        result: Paths = {}
         for _ in range(8):
-            path = (*dice.choice([(), *found]), dice.randrange(4))
-            found.setdefault(path, dice.uniform(0.05, 0.95))
-        return found
+            path = (*dice.choice([(), *result]), dice.randrange(4))
+            result.setdefault(path, dice.uniform(0.05, 0.95))
+        return result
 
     given = [[some(), some()] for _ in range(3)]
     made, maps = graft([tree(*rows) for rows in given], Budget(7, 9))
@@ -153,15 +153,12 @@ def guessed(seed: int, nodes: int) -> Draft:
     return draft
 
 
-EVERY_FORM = pytest.mark.parametrize("form", FORMS, ids=repr)
-
-
 @EVERY_FORM
 @pytest.mark.parametrize("kind", ["random", "zeros", "near", "opposed"])
 def test_grafts_are_exact_under_rejection(form: Form, kind: str) -> None:
     for seed in range(3):
-        assert bias(form.rejection, guessed(seed, 4), world(kind, seed=seed, length=2)) < 1e-12
-        assert bias(form.block, guessed(seed, 4), world(kind, seed=seed, length=2)) < 1e-12
+        assert bias(form.rejection, guessed(seed, 4), world(kind, seed=seed, length=2)) < EXACT
+        assert bias(form.block, guessed(seed, 4), world(kind, seed=seed, length=2)) < EXACT
 
 
 @EVERY_FORM
@@ -189,8 +186,8 @@ def test_the_text_is_that_of_plain_decoding_and_rates_are_learnt(temperature: fl
     target = TableTarget(12, order=1, seed=5, scale=2.0)
     mixed = drafters.load(["lookup", "suffix"], target)
     before = copy.deepcopy(mixed.rates)  # type: ignore[attr-defined]
-    found = heads.written(target, mixed, PROMPTS, 60, temperature, budget=FixedBudget(8, 4))
-    assert found == [plain(target, p, 60, temperature, seed=5 + i) for i, p in enumerate(PROMPTS)]
+    result = heads.written(target, mixed, PROMPTS, 60, temperature, budget=FixedBudget(8, 4))
+    assert result == [plain(target, p, 60, temperature, seed=5 + i) for i, p in enumerate(PROMPTS)]
     assert before != mixed.rates  # type: ignore[attr-defined]
 
 
@@ -214,7 +211,7 @@ def test_counts_that_never_come_true_are_cut_where_a_drafter_is_alone() -> None:
     rate, unused = drafter.rates[0], other.rates[0]
     assert rate is not None
     assert unused is not None
-    play = Play(drafter, [[1, 2, 3, 1, 2, 4, 1]], whole=[[2]])
+    play = Play(drafter, [[1, 2, 3, 1, 2, 4, 1]], first=[[2]])
     budget = Budget(16, 1, price=Price((1.0, *(1.1,) * 15)))
     first = play.propose(budget)
     assert paths_of(first)[1:] == [(4,), (3,)]
@@ -229,8 +226,8 @@ def test_counts_that_never_come_true_are_cut_where_a_drafter_is_alone() -> None:
 def test_alone_counts_are_learnt_and_kept(name: str) -> None:
     target = TableTarget(12, order=1, seed=5, scale=2.0)
     drafter = cast("_mix.MixDrafter", drafters.load(name, target))
-    found = heads.written(target, drafter, PROMPTS, 60, 1.0, budget=FixedBudget(8, 4))
-    assert found == [plain(target, p, 60, 1.0, seed=5 + i) for i, p in enumerate(PROMPTS)]
+    result = heads.written(target, drafter, PROMPTS, 60, 1.0, budget=FixedBudget(8, 4))
+    assert result == [plain(target, p, 60, 1.0, seed=5 + i) for i, p in enumerate(PROMPTS)]
     rate = drafter.rates[0]
     assert rate is not None
     assert any(learner is rate for learner in drafter.learners)
@@ -270,5 +267,5 @@ def test_a_rate_is_learnt_where_no_tree_before_was_right() -> None:
     ):
         rates = Rates()
         _mix.learn([network.host, text.host], [None, rates], [chosen])
-        found = {i: hits for i, (hits, n) in enumerate((r.top, r.bottom) for r in rates.bins) if n}
-        assert found == {int(20 * c): hit for c, hit in tested.items()}, chosen
+        results = {i: hits for i, (hits, n) in enumerate((r.top, r.bottom) for r in rates.bins) if n}
+        assert results == {int(20 * c): hit for c, hit in tested.items()}, chosen

@@ -115,16 +115,16 @@ def test_growth(case: dict) -> None:
         args = (row, k, case["depth"], case["width"], case["nodes"], case.get("floor", 0.0), layer, steps)
         args = (*args, case.get("value", True), case.get("rerank", True))
         kept, fed = slow_growth(*args)
-        found = paths(tree, row)
-        assert set(found) == set(kept)
-        assert len(found) == len(kept)
-        for i, path in enumerate(found):
+        result = paths(tree, row)
+        assert set(result) == set(kept)
+        assert len(result) == len(kept)
+        for i, path in enumerate(result):
             assert float(tree.values[row, i]) == pytest.approx(kept[path], abs=1e-5)
             index = fed_as[row][i]
             assert (index >= 0) == (path in fed)
             if index >= 0:
                 assert seen[row][index] == path, "the index among the fed nodes"
-        assert len(fed_as[row]) == len(found)
+        assert len(fed_as[row]) == len(result)
 
 
 @pytest.mark.parametrize("frontier", ["layer", "any"])
@@ -199,8 +199,8 @@ def test_confidences_of_nan_are_reported() -> None:
 
 
 def rows(rule: str = "coupled", temperature: float = 1.0, b: int = 2, vocab: int = 13) -> Rows:
-    laws = (Sampling(temperature),) * b
-    return Rows((0,) * b, (5,) * b, tuple(range(b)), (0,) * b, laws, rule, (50,) * b, GumbelNoise(vocab))
+    samplings = (Sampling(temperature),) * b
+    return Rows((0,) * b, (5,) * b, tuple(range(b)), (0,) * b, samplings, rule, (50,) * b, GumbelNoise(vocab))
 
 
 def steps(vocab: int, b: int = 2) -> tuple[Array, Callable[[DraftTree, int], Array]]:
@@ -227,7 +227,7 @@ def test_the_static_tree_of_eagle_1() -> None:
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("parents", [STATIC, *(tuple(trees.template(s)) for s in ((3, 2, 2), (1, 1, 1), (2, 2)))])
 def test_static_trees(parents: tuple[int, ...], temperature: float, rule: str) -> None:
-    """Children are the best by rank (with the noise), or drawn from laws that are kept, in the siblings' order."""
+    """Children are the best by rank (with the noise), or drawn from a q that is kept, in the siblings' order."""
     view, (first, step) = rows(rule, temperature), steps(13)
     made, fed_as = _growth.static(view, first, step, parents, _growth.Growth(scale=1.5))
     trees.check(made)
@@ -249,9 +249,9 @@ def test_static_trees(parents: tuple[int, ...], temperature: float, rule: str) -
                 scores = (logits + noise).astype(np.float32)
                 best = np.argsort(-scores, kind="stable")[: len(children)]
                 assert children == best.tolist()
-                told = made.values[b, [i for i in range(1, made.nodes) if made.parents[b, i] == node]]
+                values = made.values[b, [i for i in range(1, made.nodes) if made.parents[b, i] == node]]
                 own = np.log(sampling.softmax(scores / 1.5))[best]
-                assert np.allclose(told, made.values[b, node] + own, atol=1e-5), "confidences along the path"
+                assert np.allclose(values, made.values[b, node] + own, atol=1e-5), "confidences along the path"
 
 
 def _fed(parents: tuple[int, ...]) -> set[int]:

@@ -96,7 +96,7 @@ def test_what_another_user_owns_is_exposed(tmp_path: Path) -> None:
     assert "belongs to another user" in kept.exposed(tmp_path / "mine")
 
 
-def test_what_is_made_is_nobody_elses_whatever_the_umask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_are_private_whatever_the_umask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
     before = os.umask(0)
     try:
@@ -107,7 +107,7 @@ def test_what_is_made_is_nobody_elses_whatever_the_umask(tmp_path: Path, monkeyp
     assert not kept.exposed(tmp_path / "cache" / "budgets")
 
 
-def test_a_cache_that_cannot_be_written_is_said_once(
+def test_a_cache_that_cannot_be_written_is_reported_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").touch()

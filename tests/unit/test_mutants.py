@@ -13,13 +13,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from enumerating import (
+    EXACT,
     FORMS,
     Branches,
     Draft,
     Form,
-    Law,
     Rule,
     Text,
+    Warp,
     World,
     bias,
     cut,
@@ -27,27 +28,19 @@ from enumerating import (
     emitted,
     joint,
     plain,
-    repeat,
     sampled,
+    single,
     world,
 )  # fmt: skip
 
 from outrider.core.sampling import softmax
-from outrider.core.tree import best_of, from_lists
+from outrider.core.tree import best_of
 from outrider.core.types import Array, DraftTree, Verdict
 from outrider.params import Sampling
-
-EXACT = 1e-12
 
 
 def chain(gamma: int) -> Draft:
     return sampled((1,) * gamma)
-
-
-def single(tokens: list[int], parents: list[int], q: Array | None, b: int) -> DraftTree:
-    """One tree for b rows, with q [inner, v]."""
-    tree = from_lists([(tokens, parents, [0.0] * len(tokens))], values=False)
-    return repeat(replace(tree, q=None if q is None else q[None]), b)
 
 
 def top_k(k: int, judged: bool) -> Draft:
@@ -66,10 +59,10 @@ def top_k(k: int, judged: bool) -> Draft:
 
 def reranked(shape: tuple[int, ...], nodes: int) -> Draft:
     """A sampled tree, cut to its `nodes` likeliest nodes (EAGLE-2's re-ranking applied where it must not be)."""
-    whole = sampled(shape)
+    full = sampled(shape)
 
     def draft(chance: Branches, w: World, text: Text) -> DraftTree:
-        tree = whole(chance, w, text)
+        tree = full(chance, w, text)
         values = [[0.0] for _ in range(len(chance))]
         for (tokens, parents, _), q, row in zip(tree.host, tree.q, values, strict=True):
             for token, parent in zip(tokens[1:], parents[1:], strict=True):
@@ -81,10 +74,10 @@ def reranked(shape: tuple[int, ...], nodes: int) -> Draft:
 
 def confident(gamma: int, threshold: float) -> Draft:
     """A chain that ends before the first token whose own confidence is low."""
-    whole = chain(gamma)
+    full = chain(gamma)
 
     def draft(chance: Branches, w: World, text: Text) -> DraftTree:
-        tree = whole(chance, w, text)
+        tree = full(chance, w, text)
         own = np.take_along_axis(tree.q, tree.tokens[:, 1:, None], 2)[..., 0]
         kept = (own >= threshold).cumprod(1).sum(1)
         return cut(tree, [range(1 + n) for n in kept.tolist()])
@@ -94,10 +87,10 @@ def confident(gamma: int, threshold: float) -> Draft:
 
 def without_duplicates(shape: tuple[int, ...]) -> Draft:
     """Siblings drawn with replacement, the second of two equals thrown away with all below it."""
-    whole = sampled(shape, replacement=True)
+    full = sampled(shape, replacement=True)
 
     def draft(chance: Branches, w: World, text: Text) -> DraftTree:
-        tree, chosen = whole(chance, w, text), []
+        tree, chosen = full(chance, w, text), []
         for tokens, parents, _ in tree.host:
             kept, seen = [0], set[tuple[int, int]]()
             for node in range(1, len(tokens)):
@@ -114,13 +107,13 @@ def argmax_judged(gamma: int) -> Draft:
     """A chain of argmaxes that claims to have been drawn from the softmax."""
 
     def draft(chance: Branches, w: World, text: Text) -> DraftTree:
-        tokens, laws, so_far = [text[-1] if text else 0], [], text
+        tokens, distributions, so_far = [text[-1] if text else 0], [], text
         for _ in range(gamma):
             q = w.q(np.array([w.code(so_far)]), len(so_far))[0]
-            laws.append(q)
+            distributions.append(q)
             tokens.append(int(q.argmax()))
             so_far = (*so_far, tokens[-1])
-        return single(tokens, [max(0, i - 1) for i in range(gamma + 1)], np.stack(laws), len(chance))
+        return single(tokens, [max(0, i - 1) for i in range(gamma + 1)], np.stack(distributions), len(chance))
 
     return draft
 
@@ -131,15 +124,15 @@ def argmax_judged(gamma: int) -> Draft:
 def block_mutant(how: str) -> Rule:
     """Block verification of full chains with one line changed."""
 
-    def rule(tree: DraftTree, logits: Array, law: Law, chance: Branches, depth: int) -> Verdict:
+    def rule(tree: DraftTree, logits: Array, warp: Warp, chance: Branches, depth: int) -> Verdict:
         b, gamma = len(chance), tree.nodes - 1
         if depth < gamma:  # at the end of the table
-            return FORMS[0].block(tree, logits, law, chance, depth)
+            return FORMS[0].block(tree, logits, warp, chance, depth)
         x, row = tree.tokens[:, 1:], np.arange(b)
         w, tau, going = np.ones(b), np.zeros(b, np.int64), np.ones(b, bool)
         final = np.zeros((b, logits.shape[2]))
         for i in range(gamma + 1):
-            p = law(logits[:, i], i + 1, x[:, :i])
+            p = warp(logits[:, i], i + 1, x[:, :i])
             q = tree.q[:, i] if i < gamma else np.zeros_like(p)
             s = np.maximum(w[:, None] * p - q, 0).sum(1)
             h = w if i == gamma or how == "h = w" else np.where(s > 0, s / np.where(s > 0, s + 1 - w, 1.0), 0.0)
@@ -173,8 +166,8 @@ def below_the_draw(form: Form) -> Rule:
         def choose(self, row: int, weights: list[float]) -> int:  # type: ignore[override]
             return self.chance.choose(row, weights)
 
-    def rule(tree: DraftTree, logits: Array, law: Law, chance: Branches, depth: int) -> Verdict:
-        return form.rejection(tree, logits, law, Upside(chance), depth)
+    def rule(tree: DraftTree, logits: Array, warp: Warp, chance: Branches, depth: int) -> Verdict:
+        return form.rejection(tree, logits, warp, Upside(chance), depth)
 
     return rule
 
@@ -182,9 +175,9 @@ def below_the_draw(form: Form) -> Rule:
 def raw_bonus(form: Form) -> Rule:
     """After a fully accepted chain the target's own token is drawn without temperature or filter."""
 
-    def rule(tree: DraftTree, logits: Array, law: Law, chance: Branches, depth: int) -> Verdict:
+    def rule(tree: DraftTree, logits: Array, warp: Warp, chance: Branches, depth: int) -> Verdict:
         def raw(scores: Array, d: int, path: Array) -> Array:
-            return softmax(scores) if d == tree.nodes else law(scores, d, path)
+            return softmax(scores) if d == tree.nodes else warp(scores, d, path)
 
         return form.rejection(tree, logits, raw, chance, depth)
 
@@ -194,14 +187,14 @@ def raw_bonus(form: Form) -> Rule:
 def own_draws(rows: int) -> Rule:
     """Medusa's nucleus: each of `rows` candidate paths draws a token of its own at the node that they share."""
 
-    def rule(tree: DraftTree, logits: Array, law: Law, chance: Branches, depth: int) -> Verdict:
+    def rule(tree: DraftTree, logits: Array, warp: Warp, chance: Branches, depth: int) -> Verdict:
         b = len(chance)
-        p = law(logits[:, 0], 1, np.empty((b, 0), np.int64))
+        p = warp(logits[:, 0], 1, np.empty((b, 0), np.int64))
         x = tree.tokens[:, 1:2]
         hit = np.zeros(b, bool)
         for _ in range(rows):
             hit |= chance.draw(p) == x[:, 0]
-        drawn = chance.draw(np.where(hit[:, None], law(logits[:, 1], 2, x), p)).tolist()
+        drawn = chance.draw(np.where(hit[:, None], warp(logits[:, 1], 2, x), p)).tolist()
         return Verdict([[0, 1] if yes else [0] for yes in hit.tolist()], drawn, [True] * b)
 
     return rule
@@ -210,7 +203,7 @@ def own_draws(rows: int) -> Rule:
 def softmax_at_zero(form: Form) -> Rule:
     """At T = 0 the target's distribution as a softmax."""
 
-    def rule(tree: DraftTree, logits: Array, law: Law, chance: Branches, depth: int) -> Verdict:
+    def rule(tree: DraftTree, logits: Array, warp: Warp, chance: Branches, depth: int) -> Verdict:
         return form.rejection(tree, logits, lambda z, d, path: softmax(z), chance, depth)
 
     return rule
@@ -223,11 +216,11 @@ NUCLEUS = Sampling(temperature=1.0, top_p=0.7)
 GREEDY = Sampling(temperature=0.0)
 
 
-def table(p: list[float], q: list[float], **laws: Sampling) -> World:
+def table(p: list[float], q: list[float], **distributions: Sampling) -> World:
     """A world without memory, one token long."""
     v = len(p)
-    target, drafter = ([np.tile(np.log(law), (v**i, 1)) for i in range(3)] for law in (p, q))
-    return World(target, drafter, length=1, **laws)
+    target, drafter = ([np.tile(np.log(warp), (v**i, 1)) for i in range(3)] for warp in (p, q))
+    return World(target, drafter, length=1, **distributions)
 
 
 STOCK = table([0.68 / 1.01, 0.08 / 1.01, 0.01 / 1.01, 0.21 / 1.01, 0.03 / 1.01], [0.2, 0.1, 0.02, 0.63, 0.05])
@@ -303,9 +296,9 @@ def test_the_mutated_block_without_a_mutation_passes() -> None:
 
 
 @pytest.mark.parametrize("form", FORMS, ids=repr)
-def test_argmax_drafts_judged_by_a_softmax_come_out_as_the_page_says(form: Form) -> None:
-    found = joint(form.rejection, argmax_judged(1), STOCK)
-    assert [found.get((x,), 0.0) for x in range(5)] == pytest.approx([0.67, 0, 0, 0.33, 0], abs=0.005)
+def test_argmax_drafts_judged_by_a_softmax_have_the_documented_bias(form: Form) -> None:
+    result = joint(form.rejection, argmax_judged(1), STOCK)
+    assert [result.get((x,), 0.0) for x in range(5)] == pytest.approx([0.67, 0, 0, 0.33, 0], abs=0.005)
 
 
 # --- randomness that rounds share
@@ -332,7 +325,7 @@ class Positional(Branches):
 
 
 def joint_by_position(w: World, gamma: int, shared: bool) -> dict[Text, float]:
-    """The text's law under block verification whose acceptance is keyed by position (not shared: the right way)."""
+    """The text's distribution under block verification with acceptance keyed by position (not shared: right)."""
     states: list[dict[tuple[Text, Intervals], float]] = [defaultdict(float) for _ in range(w.length + 1)]
     states[0][(), ()] = 1.0
     done: dict[Text, float] = defaultdict(float)
@@ -348,18 +341,18 @@ def joint_by_position(w: World, gamma: int, shared: bool) -> dict[Text, float]:
 
 def explore_positions(w: World, gamma: int, text: Text, known: Intervals, shared: bool) -> list:
     scripts: list[tuple[int, ...]] = [()]
-    found = []
+    results = []
     while scripts:
         chance = Positional(scripts, len(text), known, shared)
         tree = chain(gamma)(chance, w, text)
-        law: Law = lambda logits, d, path: w.law(logits, text, path)  # noqa: E731
-        rows = emitted(tree, FORMS[0].block(tree, w.output(tree, text), law, chance, gamma))
+        warp: Warp = lambda logits, d, path: w.warp(logits, text, path)  # noqa: E731
+        rows = emitted(tree, FORMS[0].block(tree, w.output(tree, text), warp, chance, gamma))
         for tokens, intervals, weight in zip(rows, chance.known, chance.weight, strict=True):
             longer = text + tokens
             kept = tuple((i, *u) for i, u in sorted(intervals.items()) if i >= len(longer))
-            found.append(((longer, kept), weight))
+            results.append(((longer, kept), weight))
         scripts = chance.untaken()
-    return found
+    return results
 
 
 def test_randomness_keyed_by_position_biases_block_verification() -> None:

@@ -158,7 +158,7 @@ def test_training_reaches_every_parameter() -> None:
 
 
 @torch.no_grad()
-def test_a_cache_fed_piece_by_piece_is_the_whole() -> None:
+def test_a_cache_fed_in_pieces_equals_one_pass() -> None:
     """Ragged rows: chunks, then a trial tree that leaves no trace, then more text; each row as if alone."""
     made = layer(shape())
     made.fuse()

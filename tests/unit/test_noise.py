@@ -24,7 +24,7 @@ EULER = 0.57721566490153286
 
 
 def raw(seeds: list[int], positions: list[int], n: int) -> np.ndarray:
-    """The 32 bits of ids 0..n-1, as unsigned numbers."""
+    """The 32 bits of ids 0..n-1, as unsigned integers."""
     k = noise.keys(seeds, positions, RACE)
     return bits(k[:, :1], k[:, 1:], np.arange(n, dtype=np.uint32))
 
@@ -154,7 +154,7 @@ def test_c_has_the_same_bits(tmp_path: Path) -> None:
     )
     code = ffi.dlopen(str(made))
     edges = corners()
-    ids, keys, found = (
+    ids, keys, result = (
         np.array([unmixed(int(h)) for h in edges]),
         np.zeros(len(edges), np.uint64),
         np.zeros(len(edges), "f4"),
@@ -164,14 +164,14 @@ def test_c_has_the_same_bits(tmp_path: Path) -> None:
     )
     code.all(*(ffi.from_buffer(kind, part) for kind, part in zip(
         ("int32_t[]", "int32_t[]", "uint64_t[]", "int64_t[]"), (noise.VALUES, noise.SLOPES, keys, ids), strict=True
-    )), len(ids), ffi.from_buffer("float[]", found))  # fmt: skip
-    assert np.array_equal(found, gumbel(edges.astype(np.uint32)))
+    )), len(ids), ffi.from_buffer("float[]", result))  # fmt: skip
+    assert np.array_equal(result, gumbel(edges.astype(np.uint32)))
     for seed, position in zip((0, 1, (1 << 64) - 1, 1 << 63), (0, 2**31, 2**32, 2**62), strict=True):
         low, high = noise.keys([seed], [position])[0].tolist()
         assert code.key_at(seed, position) == low | high << 32
 
 
-def test_uniforms_do_not_depend_on_how_many_are_asked_for() -> None:
+def test_uniforms_do_not_depend_on_their_count() -> None:
     assert np.array_equal(uniforms([5, 6], [1, 2], 10), uniforms([5, 6], [1, 2], 200)[:, :10])
     u = uniforms(range(1000), [0] * 1000, 100)
     assert float(u.min()) > 0

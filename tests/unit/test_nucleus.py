@@ -13,7 +13,7 @@ from outrider.backends.torch import nucleus, sampling
 from outrider.backends.torch.noise import gumbels
 from outrider.params import Sampling
 
-LAWS = [
+SAMPLINGS = [
     Sampling(0.7, top_p=0.9), Sampling(1.0, top_p=0.5), Sampling(1.3, top_k=5), Sampling(1.0, top_k=20, top_p=0.8),
     Sampling(0.8, min_p=0.1), Sampling(2.0, top_k=30, top_p=0.95, min_p=0.02), Sampling(1.0), Sampling(0.0),
     Sampling(0.5, top_p=0.001), Sampling(1.0, min_p=1.0), Sampling(1.0, top_k=1), Sampling(1.0, top_p=0.999),
@@ -43,30 +43,30 @@ def rows(kind: str, b: int, v: int, seed: int) -> Tensor:
 @pytest.mark.parametrize("kind", ["random", "flat", "ties", "steps", "equal", "holes", "one", "half"])
 @pytest.mark.parametrize("v", [1, 2, 5, 63, 700, 9001])
 def test_the_token_is_the_reference_s(kind: str, v: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bit for bit, whatever the sizes of candidates and blocks; `among` is also asked where it must say "not sure"."""
+    """Bit for bit, whatever the sizes of candidates and blocks; `among` is also called where it must be undecided."""
     monkeypatch.setattr(nucleus, "LARGE", 0)
     monkeypatch.setattr(nucleus, "BLOCK", 4 if v < 9000 else 64)
     monkeypatch.setattr(nucleus, "FEW", 8)
     monkeypatch.setattr(nucleus, "MANY", 64)
-    laws = LAWS * 4
+    samplings = SAMPLINGS * 4
     ids = torch.arange(v, dtype=torch.int32)
     for seed in range(3):
-        x = rows(kind, len(laws), v, seed)
+        x = rows(kind, len(samplings), v, seed)
 
         def noise(index: Sequence[int], some: Tensor | None, seed: int = seed) -> Tensor:
             return gumbels([i + 100 * seed for i in index], [7] * len(index), ids if some is None else some)
 
-        wanted = sampling.draw(x, laws, noise(range(len(laws)), None))
-        assert torch.equal(nucleus.choose(x, laws, noise), wanted)
+        wanted = sampling.draw(x, samplings, noise(range(len(samplings)), None))
+        assert torch.equal(nucleus.choose(x, samplings, noise), wanted)
 
 
 def test_most_rows_are_decided_without_a_sort() -> None:
-    law, v, b = Sampling(0.7, top_p=0.9), 20000, 64
+    params, v, b = Sampling(0.7, top_p=0.9), 20000, 64
     x = rows("random", b, v, 3)
-    found, sure = nucleus.among(x, [law] * b, lambda ids: gumbels(range(b), [5] * b, ids), 1024)
-    wanted = sampling.draw(x, [law] * b, gumbels(range(b), [5] * b, torch.arange(v, dtype=torch.int32)))
+    result, sure = nucleus.among(x, [params] * b, lambda ids: gumbels(range(b), [5] * b, ids), 1024)
+    wanted = sampling.draw(x, [params] * b, gumbels(range(b), [5] * b, torch.arange(v, dtype=torch.int32)))
     assert sure.float().mean() > 0.9
-    assert torch.equal(found[sure], wanted[sure])
+    assert torch.equal(result[sure], wanted[sure])
 
 
 def test_a_doubtful_boundary_is_left_to_the_reference() -> None:
@@ -77,34 +77,38 @@ def test_a_doubtful_boundary_is_left_to_the_reference() -> None:
     assert not sure.any()
 
 
-def plain_penalties(x: Tensor, law: Sampling, prompt: list[int], said: list[int]) -> list[float]:
+def plain_penalties(x: Tensor, params: Sampling, prompt: list[int], said: list[int]) -> list[float]:
     """The definition, token by token, in float32."""
     out = []
     for token, z in enumerate(x):
-        z = z + torch.tensor(law.logit_bias.get(token, 0.0))
-        factor, count = torch.tensor(law.repetition_penalty), torch.tensor(float(said.count(token)))
+        z = z + torch.tensor(params.logit_bias.get(token, 0.0))
+        factor, count = torch.tensor(params.repetition_penalty), torch.tensor(float(said.count(token)))
         if token in prompt or count:
             z = z * factor if z < 0 else z / factor
-        out.append(float(z - law.presence_penalty * float(count > 0) - torch.tensor(law.frequency_penalty) * count))
+        out.append(
+            float(z - params.presence_penalty * float(count > 0) - torch.tensor(params.frequency_penalty) * count)
+        )
     return out
 
 
 def test_penalties_by_definition() -> None:
-    laws = [
+    samplings = [
         Sampling(1.0, repetition_penalty=1.3), Sampling(0.0, presence_penalty=0.5, frequency_penalty=0.25),
         Sampling(1.0), Sampling(1.0, logit_bias={2: 5.0, 7: -1.0}, repetition_penalty=0.7),
         Sampling(logit_bias={0: 1.0}),
     ]  # fmt: skip
-    x = rows("random", len(laws), 11, 1)
+    x = rows("random", len(samplings), 11, 1)
     kept = x.clone()
     history = [([1, 2, 2], [3]), ([1], []), ([4], [4]), ([2, 9], [2, 5, 5]), ([0], [0])]
     path = torch.tensor([[3, 1], [6, 6], [4, 4], [7, 5], [0, 1]])
-    made = sampling.penalise(x, laws, history, path)
-    for i, law in enumerate(laws):
-        assert made[i].tolist() == plain_penalties(x[i], law, history[i][0], history[i][1] + path[i].tolist())
+    made = sampling.penalise(x, samplings, history, path)
+    for i, params in enumerate(samplings):
+        assert made[i].tolist() == plain_penalties(x[i], params, history[i][0], history[i][1] + path[i].tolist())
     assert torch.equal(x, kept), "the target's own logits stay"
 
 
-def test_laws_of_all_rows_are_those_of_each() -> None:
-    x = rows("ties", len(LAWS), 40, 2).double()
-    assert torch.equal(sampling.laws(x, LAWS), torch.stack([sampling.law(r, s) for r, s in zip(x, LAWS, strict=True)]))
+def test_distributions_of_a_batch_equal_those_of_its_rows() -> None:
+    x = rows("ties", len(SAMPLINGS), 40, 2).double()
+    assert torch.equal(
+        sampling.laws(x, SAMPLINGS), torch.stack([sampling.law(r, s) for r, s in zip(x, SAMPLINGS, strict=True)])
+    )

@@ -1,4 +1,4 @@
-"""The README tells what is there: every drafter in its table, every link to a file, code that names public things."""
+"""The README describes what is there: every drafter in its table, every link to a file, code with public names."""
 
 from __future__ import annotations
 

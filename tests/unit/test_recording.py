@@ -5,7 +5,7 @@ from __future__ import annotations
 from tools.recording import picture, settled
 
 
-def test_what_is_rewritten_is_gone() -> None:
+def test_a_rewritten_line_is_gone() -> None:
     spinner = "\x1b[?25lloading 1\rloading 2\r\x1b[2K"
     raw = spinner + "text \x1b[36mdrafted\x1b[0m plain\r\nstep 1\r\n\x1b[1A\x1b[2Kstep 2\r\nend"
     assert settled(raw) == ["text \x1b[36mdrafted\x1b[0m plain", "step 2", "end"]

@@ -15,10 +15,10 @@ def test_prompts_that_are_alike_are_read_together() -> None:
     assert [len(group) for group in alike(rows(*[40] * 8))] == [8]
     assert list(alike([])) == []
     many = rows(*((37 * i) % 700 + 1 for i in range(64)))
-    found = list(alike(many))
-    assert sorted(row.index for group in found for row in group) == list(range(64))
-    for group in found:
+    results = list(alike(many))
+    assert sorted(row.index for group in results for row in group) == list(range(64))
+    for group in results:
         sizes = [len(row.request.prompt) for row in group]
         filling = max(sizes) * len(sizes) - sum(sizes)
         assert filling <= max(PADDING[0], PADDING[1] * sum(sizes))
-    assert len(found) < 12
+    assert len(results) < 12

@@ -154,14 +154,14 @@ def test_the_logits_themselves_stay() -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_penalties_in_tensors_have_the_same_bits(dtype: str) -> None:
-    laws = (
+    samplings = (
         PLAIN, GREEDY, Sampling(1.0, repetition_penalty=1.3), Sampling(presence_penalty=0.5, frequency_penalty=0.25),
         Sampling(1.0, logit_bias={2: 5.0, 7: -1.0}, repetition_penalty=0.7, frequency_penalty=-1.1),
     )  # fmt: skip
     history = [([1, 2, 2], [3]), ([1], []), ([4], [4, 9]), ([2, 9], [2, 5, 5]), ([0], [0])]
     x, path = (source(1).normal(size=(5, 11)) * 3).astype(dtype), [[3, 1], [6, 6], [4, 4], [7, 5], [0, 1]]
-    found = tensors.penalise(torch.from_numpy(x), laws, history, torch.tensor(path))
-    for row, s, (prompt, output), tail, made in zip(x, laws, history, path, found, strict=True):
+    result = tensors.penalise(torch.from_numpy(x), samplings, history, torch.tensor(path))
+    for row, s, (prompt, output), tail, made in zip(x, samplings, history, path, result, strict=True):
         assert np.array_equal(sampling.penalise(row, s, prompt, [*output, *tail]), made.numpy())
 
 
@@ -222,9 +222,9 @@ def fits(counts: Array, p: Array) -> bool:
 # --- rank and sample
 
 
-def rows(b: int, laws: tuple[Sampling, ...], rule: Rule = "coupled", v: int = 50, serial: int = 0) -> Rows:
+def rows(b: int, samplings: tuple[Sampling, ...], rule: Rule = "coupled", v: int = 50, serial: int = 0) -> Rows:
     start = tuple(10 * i for i in range(b))
-    return Rows((0,) * b, start, tuple(range(b)), (serial,) * b, laws, rule, (9,) * b, GumbelNoise(v))
+    return Rows((0,) * b, start, tuple(range(b)), (serial,) * b, samplings, rule, (9,) * b, GumbelNoise(v))
 
 
 def best(x: Array, k: int) -> Array:
@@ -243,9 +243,9 @@ def normal(*shape: int, seed: int = 0) -> Array:
 @pytest.mark.parametrize("v", [30, 64, 1000, 50_001])
 def test_the_largest(v: int, k: int) -> None:
     for x in (normal(2, 3, v), normal(2, 3, v).round(1)):
-        found = sampling.largest(x, k)
-        assert np.array_equal(np.take_along_axis(x, found, -1), np.take_along_axis(x, best(x, k), -1))
-        assert all(len(set(row)) == k for row in found.reshape(-1, k).tolist())
+        result = sampling.largest(x, k)
+        assert np.array_equal(np.take_along_axis(x, result, -1), np.take_along_axis(x, best(x, k), -1))
+        assert all(len(set(row)) == k for row in result.reshape(-1, k).tolist())
     assert np.array_equal(sampling.largest(normal(2, 3, v), k), best(normal(2, 3, v), k))
 
 
@@ -265,8 +265,8 @@ def test_only_coupled_ranks_by_noise(rule: Rule) -> None:
 
 def test_coupled_ranking() -> None:
     """r = log q + T * G(position + depth), its confidence softmax(r / s)."""
-    laws, x = (Sampling(temperature=0.5), GREEDY, Sampling(temperature=1.3, top_k=2)), normal(3, 2, 50)
-    r = rows(3, laws)
+    samplings, x = (Sampling(temperature=0.5), GREEDY, Sampling(temperature=1.3, top_k=2)), normal(3, 2, 50)
+    r = rows(3, samplings)
     for depth, scale in ((1, 1.0), (3, 0.5)):
         noise = gumbels(r.seeds, [p + depth for p in r.start], np.arange(50))
         raced = logs(x) + np.array([0.5, 0.0, 1.3]).reshape(3, 1, 1) * noise[:, None]
@@ -286,10 +286,15 @@ def peaked(n: int, v: int) -> Array:
 
 def test_the_drafter_that_is_the_target_is_always_right() -> None:
     """Its best candidate is the target's own draw, at any temperature and under any filter."""
-    laws = (PLAIN, Sampling(temperature=0.6), Sampling(temperature=1.4, top_k=3), Sampling(temperature=1.0, top_p=0.5))
+    samplings = (
+        PLAIN,
+        Sampling(temperature=0.6),
+        Sampling(temperature=1.4, top_k=3),
+        Sampling(temperature=1.0, top_p=0.5),
+    )
     for v in (50, 5000):
-        x, r = peaked(4, v)[:, None], rows(4, laws, v=v)
-        drawn = [sampling.draw(z, s, n) for z, s, n in zip(x[:, 0], laws, r.noise(1), strict=True)]
+        x, r = peaked(4, v)[:, None], rows(4, samplings, v=v)
+        drawn = [sampling.draw(z, s, n) for z, s, n in zip(x[:, 0], samplings, r.noise(1), strict=True)]
         assert sampling.rank(x, r, 1, 1, warp=True)[0][:, 0, 0].tolist() == drawn
 
 
@@ -313,11 +318,11 @@ def test_pooling_changes_little() -> None:
 @pytest.mark.parametrize("levels", [False, True])
 def test_tensors_rank_the_same(v: int, levels: bool) -> None:
     """At one depth and at a depth of each node's own, with a scale, filters and names."""
-    laws = (Sampling(temperature=0.5, top_p=0.9), GREEDY, Sampling(temperature=1.3, top_k=7))
+    samplings = (Sampling(temperature=0.5, top_p=0.9), GREEDY, Sampling(temperature=1.3, top_k=7))
     x, depth = peaked(6, v).reshape(3, 2, v), np.array([[1, 2], [3, 1], [2, 2]]) if levels else 2
     names = np.sort(source(3).permutation(2 * v)[:v])
     for rule, warp, named in product(("coupled", "rejection"), (False, True), (None, names)):
-        r = rows(3, laws, rule, 2 * v if named is not None else v)  # type: ignore[arg-type]
+        r = rows(3, samplings, rule, 2 * v if named is not None else v)  # type: ignore[arg-type]
         mine = sampling.rank(x, r, depth, 5, 1.5, warp=warp, names=named)
         given = torch.from_numpy(depth) if isinstance(depth, np.ndarray) else depth
         ids = None if named is None else torch.from_numpy(named)
@@ -345,10 +350,10 @@ def test_children_are_drawn_from_q_in_order(replacement: bool) -> None:
     """G-test of ordered pairs: q(x) q(y) / (1 - q(x)) without replacement, q(x) q(y) with."""
     q, n = np.array([0.45, 0.25, 0.2, 0.1, 0.0]), 20_000
     pairs = sampling.sample(np.tile(q, (n, 1, 1)), 2, many(n), 3, replacement)[:, 0]
-    law = q[:, None] * q[None] / (1 if replacement else 1 - q[:, None])
+    params = q[:, None] * q[None] / (1 if replacement else 1 - q[:, None])
     if not replacement:
-        np.fill_diagonal(law, 0)
-    assert fits(np.bincount(pairs[:, 0] * 5 + pairs[:, 1], minlength=25), law.ravel())
+        np.fill_diagonal(params, 0)
+    assert fits(np.bincount(pairs[:, 0] * 5 + pairs[:, 1], minlength=25), params.ravel())
 
 
 def test_sampling_is_keyed_by_seed_round_and_node() -> None:

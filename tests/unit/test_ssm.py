@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from layouts_reference import rms, silu
 from torch import Tensor
 from transformers import Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForCausalLM
 
@@ -29,14 +30,6 @@ def small(kind: str, dtype: torch.dtype = torch.float64, **changes: Any) -> Any:
     return net.to(dtype).eval()
 
 
-def silu(x: Tensor) -> Tensor:
-    return x / (1 + torch.exp(-x))
-
-
-def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    return x / (x.pow(2).mean() + eps).sqrt() * weight
-
-
 def by_hand(net: Any, tokens: list[int]) -> tuple[list[Tensor], dict[str, Tensor]]:
     """Features of every token of one text, one token and one channel's recurrence at a time."""
     kind, config, out = net.config.model_type, net.config, []
@@ -45,7 +38,7 @@ def by_hand(net: Any, tokens: list[int]) -> tuple[list[Tensor], dict[str, Tensor
         x = net.backbone.embeddings.weight[token]
         for i, block in enumerate(net.backbone.layers):
             mixer = block.mixer
-            read = mixer.in_proj(norm(x, block.norm.weight, config.layer_norm_epsilon))
+            read = mixer.in_proj(rms(x, block.norm.weight, config.layer_norm_epsilon))
             if kind == "mamba":
                 line, gate = read[: mixer.intermediate_size], read[mixer.intermediate_size :]
             else:
@@ -74,11 +67,11 @@ def by_hand(net: Any, tokens: list[int]) -> tuple[list[Tensor], dict[str, Tensor
                     heads.append(torch.exp(-step[k] * torch.exp(mixer.A_log[k])) * before[k] + add)
                     ys.append(heads[k] @ c[g * n : (g + 1) * n] + mixer.D[k] * mine)
                 y = torch.cat(ys) * silu(gate)
-                parts = [norm(part, torch.ones(()), config.layer_norm_epsilon) for part in y.chunk(groups)]
+                parts = [rms(part, torch.ones(()), config.layer_norm_epsilon) for part in y.chunk(groups)]
                 y, h = mixer.norm.weight * torch.cat(parts), torch.stack(heads)
             memory[f"ssm {i}"] = h
             x = x + mixer.out_proj(y)
-        out.append(norm(x, net.backbone.norm_f.weight, config.layer_norm_epsilon))
+        out.append(rms(x, net.backbone.norm_f.weight, config.layer_norm_epsilon))
     return out, memory
 
 
@@ -87,8 +80,8 @@ def by_hand(net: Any, tokens: list[int]) -> tuple[list[Tensor], dict[str, Tensor
 def test_many_tokens_equal_the_recurrence(kind: str) -> None:
     net, tokens = small(kind), torch.randint(0, VOCAB, (1, 150)).tolist()[0]
     truth, memory = by_hand(net, tokens)
-    found, state = ssm.run(net, torch.tensor([tokens]), ssm.empty(net, 1))
-    assert torch.allclose(found[0], torch.stack(truth), atol=1e-11)
+    result, state = ssm.run(net, torch.tensor([tokens]), ssm.empty(net, 1))
+    assert torch.allclose(result[0], torch.stack(truth), atol=1e-11)
     for i in range(3):
         assert torch.allclose(state.conv[i, 0], memory[f"conv {i}"], atol=1e-12)
         assert torch.allclose(state.ssm[i, 0], memory[f"ssm {i}"], atol=1e-11)
@@ -99,12 +92,12 @@ def test_many_tokens_equal_the_recurrence(kind: str) -> None:
 @pytest.mark.parametrize("kind", ssm.KINDS)
 def test_any_pieces_are_one_text(kind: str, pieces: tuple[int, ...]) -> None:
     net, tokens = small(kind), torch.randint(0, VOCAB, (2, 40))
-    whole, end = ssm.run(net, tokens, ssm.empty(net, 2))
-    state, found = ssm.empty(net, 2), []
+    full, end = ssm.run(net, tokens, ssm.empty(net, 2))
+    state, results = ssm.empty(net, 2), []
     for part in tokens.split(pieces, 1):
         x, state = ssm.run(net, part, state)
-        found.append(x)
-    assert torch.allclose(torch.cat(found, 1), whole, atol=1e-11)
+        results.append(x)
+    assert torch.allclose(torch.cat(results, 1), full, atol=1e-11)
     assert torch.allclose(state.ssm, end.ssm, atol=1e-11)
     assert torch.allclose(state.conv, end.conv, atol=1e-12)
 
@@ -117,11 +110,11 @@ def test_ragged_rows_are_rows_alone(kind: str) -> None:
     first, then = torch.randint(0, VOCAB, (5, 20)), torch.randint(0, VOCAB, (5, 3))
     begun = ssm.read(net, [[3, 4, 5, 6, 7]] * 5)
     _, state = ssm.run(net, first, begun, torch.tensor(counts))
-    found, _ = ssm.run(net, then, state)
+    result, _ = ssm.run(net, then, state)
     for i, n in enumerate(counts):
         text = [3, 4, 5, 6, 7, *first[i, :n].tolist(), *then[i].tolist()]
         alone, _ = ssm.run(net, torch.tensor([text]), ssm.empty(net, 1))
-        assert torch.allclose(found[i], alone[0, -3:], atol=1e-11)
+        assert torch.allclose(result[i], alone[0, -3:], atol=1e-11)
 
 
 @pytest.mark.parametrize("kind", ssm.KINDS)
@@ -131,19 +124,19 @@ def test_documents_in_one_row_are_documents_alone(kind: str) -> None:
     tokens = torch.randint(0, VOCAB, (2, 150))
     fresh = torch.zeros(2, 150, dtype=torch.bool)
     fresh[0, starts] = True
-    found, state = ssm.run(net, tokens, ssm.read(net, [[3, 4, 5]] * 2), None, fresh)
+    result, state = ssm.run(net, tokens, ssm.read(net, [[3, 4, 5]] * 2), None, fresh)
     alone, end = [], None
     for a, b in zip(starts, [*starts[1:], 150], strict=True):
         x, end = ssm.run(net, tokens[:1, a:b], ssm.empty(net, 1))
         alone.append(x[0])
-    whole, _ = ssm.run(net, tokens[1:], ssm.read(net, [[3, 4, 5]]))
+    full, _ = ssm.run(net, tokens[1:], ssm.read(net, [[3, 4, 5]]))
     assert end is not None
-    assert torch.allclose(found[0], torch.cat(alone), atol=1e-11)
-    assert torch.allclose(found[1], whole[0], atol=1e-11)
+    assert torch.allclose(result[0], torch.cat(alone), atol=1e-11)
+    assert torch.allclose(result[1], full[0], atol=1e-11)
     assert torch.allclose(state.ssm[:, 0], end.ssm[:, 0], atol=1e-11)
     assert torch.allclose(state.conv[:, 0], end.conv[:, 0], atol=1e-12)
     grads = []
-    for out in (found[0], torch.cat(alone)):
+    for out in (result[0], torch.cat(alone)):
         net.zero_grad()
         out.pow(2).sum().backward(retain_graph=True)
         grads.append([p.grad.clone() for p in net.parameters() if p.grad is not None])
@@ -178,15 +171,15 @@ def test_the_stock_model(kind: str, changes: dict[str, Any]) -> None:
 def test_gradients(kind: str) -> None:
     """Of the scan, and of the recurrence by hand."""
     net, tokens = small(kind), torch.randint(0, VOCAB, (1, 37))
-    found = []
+    results = []
     for features in (ssm.run(net, tokens, ssm.empty(net, 1))[0], torch.stack(by_hand(net, tokens[0].tolist())[0])):
         net.zero_grad()
         features.pow(3).sum().backward()
-        found.append({name: p.grad.clone() for name, p in net.named_parameters() if p.grad is not None})
-    assert found[0].keys() == found[1].keys()
-    assert len(found[0]) > 20
-    for name, grad in found[0].items():
-        assert torch.allclose(grad, found[1][name], rtol=1e-7, atol=1e-9), name
+        results.append({name: p.grad.clone() for name, p in net.named_parameters() if p.grad is not None})
+    assert results[0].keys() == results[1].keys()
+    assert len(results[0]) > 20
+    for name, grad in results[0].items():
+        assert torch.allclose(grad, results[1][name], rtol=1e-7, atol=1e-9), name
 
 
 def test_half_precision_stays_near() -> None:
@@ -199,7 +192,7 @@ def test_half_precision_stays_near() -> None:
     assert float((rough.float() - fine).abs().mean()) < 0.05 * float(fine.abs().mean())
 
 
-def test_what_is_no_mamba_is_refused() -> None:
+def test_an_unsupported_mamba_is_refused() -> None:
     net = small("mamba", hidden_act="gelu")
     with pytest.raises(InputError, match="gelu"):
         ssm.check(net)
@@ -214,7 +207,7 @@ def test_both_forms_of_the_scan_are_one(documents: bool) -> None:
     dice = torch.Generator().manual_seed(3)
     sizes = [(2, 37, 4), (2, 37, 4), (4, 3), (2, 37, 3), (2, 37, 3), (2, 4, 3)]
     fresh = (torch.rand(2, 37, generator=dice) < 0.1) if documents else None
-    found = []
+    results = []
     for form in (scan.scan, scan.wide):
         dice.manual_seed(4)
         given = [torch.randn(size, generator=dice, dtype=torch.float64) for size in sizes]
@@ -222,6 +215,6 @@ def test_both_forms_of_the_scan_are_one(documents: bool) -> None:
         given = [t.requires_grad_() for t in given]
         y, h = form(*given, fresh, 8)
         (y.sin().sum() + h.cos().sum()).backward()
-        found.append([y, h, *(t.grad for t in given)])
-    for one, other in zip(*found, strict=True):
+        results.append([y, h, *(t.grad for t in given)])
+    for one, other in zip(*results, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)

@@ -6,8 +6,7 @@ import random
 from typing import Any
 
 import pytest
-from made_tokenizers import TEXT, made
-from tokenizers import pre_tokenizers
+from made_tokenizers import TEXT, chunks_of, in_bytes, made, stopped
 
 from outrider.core.text import Detokenizer, TextStream, detokenizer, text_of
 from outrider.engine.stopping import Stop
@@ -25,40 +24,14 @@ def table(tokenizer: Any) -> Detokenizer:
 
 @pytest.fixture(scope="module")
 def ids(tokenizer: Any) -> list[int]:
-    found = tokenizer(TEXT)["input_ids"]
-    assert tokenizer.decode(found) == TEXT
-    assert any("\ufffd" in tokenizer.decode([t]) for t in found), "some tokens are half a character"
-    return found
+    results = tokenizer(TEXT)["input_ids"]
+    assert tokenizer.decode(results) == TEXT
+    assert any("\ufffd" in tokenizer.decode([t]) for t in results), "some tokens are half a character"
+    return results
 
 
 def before(text: str, stops: tuple[str, ...]) -> str:
     return text[: min((text.find(s) for s in stops if s in text), default=len(text))]
-
-
-def in_bytes(tokenizer: Any, text: str) -> list[int]:
-    """Byte by byte, which is one of a text's tokenisations."""
-    words = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False).pre_tokenize_str(text)
-    return [tokenizer.convert_tokens_to_ids(symbol) for word, _ in words for symbol in word]
-
-
-def pieces(ids: list[int], g: random.Random) -> list[list[int]]:
-    out, i = [], 0
-    while i < len(ids):
-        n = g.randrange(5)
-        out.append(ids[i : i + n])
-        i += n
-    return out
-
-
-def run(stop: Stop, chunks: list[list[int]]) -> tuple[list[int], str | None]:
-    cut, output = stop.cutting([]), list[int]()
-    for chunk in chunks:
-        kept, reason = cut(output, chunk)
-        output += chunk[:kept]
-        if reason:
-            return output, reason
-        assert kept == len(chunk)
-    return output, None
 
 
 def test_eos() -> None:
@@ -104,15 +77,15 @@ def test_stop_strings_end_at_the_token_that_completes_them(
     stop = Stop(frozenset({0}), strings, 10_000, table)
     wanted = next(i for i in range(1, len(ids) + 1) if any(s in tokenizer.decode(ids[:i]) for s in strings))
     for seed in range(12):
-        output, reason = run(stop, pieces(ids, random.Random(seed)))
+        output, reason = stopped(stop, chunks_of(ids, random.Random(seed)))
         assert reason == "stop"
         assert output == ids[:wanted]
         assert stop.text([], output) == before(TEXT, strings)
-    assert run(stop, [ids])[0] == ids[:wanted]
+    assert stopped(stop, [ids])[0] == ids[:wanted]
 
 
 def test_a_stop_string_far_into_a_long_text(ids: list[int], tokenizer: Any, table: Detokenizer) -> None:
-    """One that spans many tokens is found all the same, and each token is looked at once."""
+    """One that spans many tokens is matched, and each token is read once."""
     long = "🍎" * 30 + "END of the carriage"
     stop, looked = Stop(frozenset(), (long,), 10_000, table), []
     tokens = ids * 40 + in_bytes(tokenizer, long)
@@ -128,7 +101,7 @@ def test_a_stop_string_far_into_a_long_text(ids: list[int], tokenizer: Any, tabl
 def test_a_request_may_be_run_again_and_beside_itself(ids: list[int], table: Detokenizer) -> None:
     """Two rows of one request, in turn: neither sees what the other has written."""
     cut, rows = Stop(strings=("decides.",), detokenizer=table).cutting([]), ([], [], [])
-    expected, _ = run(Stop(strings=("decides.",), detokenizer=table), [ids])
+    expected, _ = stopped(Stop(strings=("decides.",), detokenizer=table), [ids])
     for token in expected[:-1]:
         for row in rows[:2]:
             assert cut(row, [token]) == (1, None)
@@ -162,7 +135,7 @@ def test_the_token_that_ends_a_text_completes_no_stop_string(tokenizer: Any, tab
 
 def test_half_a_surrogate_pair_stops_nothing(ids: list[int], table: Detokenizer) -> None:
     """It is no text; in place of it, no question mark is looked for."""
-    assert run(Stop(strings=("\ud83d",), detokenizer=table), [ids, in_bytes_of(table, b"?")])[1] is None
+    assert stopped(Stop(strings=("\ud83d",), detokenizer=table), [ids, in_bytes_of(table, b"?")])[1] is None
 
 
 def in_bytes_of(table: Detokenizer, raw: bytes) -> list[int]:
@@ -183,7 +156,7 @@ def stream_of(table: Detokenizer, *stops: str) -> TextStream:
     return Stop(strings=stops, detokenizer=table).stream([])
 
 
-def test_whole_characters_are_not_held_back(tokenizer: Any, table: Detokenizer) -> None:
+def test_complete_characters_are_not_held_back(tokenizer: Any, table: Detokenizer) -> None:
     stream = stream_of(table)
     apple = in_bytes(tokenizer, "a🍎b")
     assert [stream.push([t]) for t in apple] == ["a", "", "", "", "🍎", "b"]
@@ -213,7 +186,7 @@ def test_half_a_character_before_a_stop_string_is_shown_as_such(tokenizer: Any, 
         stream = stream_of(table, "stop")
         assert "".join(map(stream.push, chunks)) + stream.flush() == "a\ufffd"
     stop = Stop(strings=("stop",), detokenizer=table)
-    assert run(stop, [tokens]) == run(stop, [[t] for t in tokens]) == (tokens, "stop")
+    assert stopped(stop, [tokens]) == stopped(stop, [[t] for t in tokens]) == (tokens, "stop")
 
 
 @pytest.mark.parametrize(
@@ -222,7 +195,7 @@ def test_half_a_character_before_a_stop_string_is_shown_as_such(tokenizer: Any, 
 def test_nothing_of_a_stop_string_is_shown(stops: tuple[str, ...], ids: list[int], table: Detokenizer) -> None:
     for seed in range(10):
         stream, shown = stream_of(table, *stops), ""
-        for chunk in pieces(ids, random.Random(seed)):
+        for chunk in chunks_of(ids, random.Random(seed)):
             shown += stream.push(chunk)
             assert before(TEXT, stops).startswith(shown), "no character that would have to be taken back"
         assert shown + stream.flush() == before(TEXT, stops)
@@ -252,6 +225,6 @@ def test_the_matcher_finds_what_bytes_find(table: Detokenizer, tokenizer: Any) -
         shown = text[: min((kept - len(s) for s in stops if text[:kept].endswith(s)), default=kept)] if ends else text
         stop = Stop(strings=stops, detokenizer=table, min_tokens=least)
         ids = in_bytes(tokenizer, text)
-        output, reason = run(stop, pieces(ids, dice))
+        output, reason = stopped(stop, chunks_of(ids, dice))
         assert (output, reason) == (ids[:kept], "stop" if ends else None)
         assert stop.text([], output) == shown

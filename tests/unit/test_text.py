@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_tokenizers import FALLBACK, KNOWN, TEXT, Opaque, made
+from made_tokenizers import FALLBACK, KNOWN, TEXT, Opaque, chunks_of, in_bytes, made, stopped
 from tokenizers import decoders
 
 from outrider.backends.torch import gguf, load_tokenizer
@@ -37,14 +37,6 @@ def runs(tokenizer: Any, count: int) -> Iterator[tuple[random.Random, list[int]]
             ids = dice.choices([*written, *range(len(tokenizer))], k=dice.randint(0, 30))
         start = dice.randint(0, len(ids)) if dice.random() < 0.5 else 0
         yield dice, ids[start : start + 60]
-
-
-def pieces(ids: list[int], dice: random.Random) -> Iterator[list[int]]:
-    at = 0
-    while at < len(ids):
-        step = dice.randint(0, 5)
-        yield ids[at : at + step]
-        at += step
 
 
 def spelt(table: Detokenizer, ids: list[int], prompt: list[int] | None = None, special: bool = False) -> bytes:
@@ -81,30 +73,19 @@ def any_division_gives_the_same(tokenizer: Any) -> None:
         stops = [text[i : i + dice.randint(1, 4)] for i in (dice.randrange(len(text) + 1) for _ in range(3))]
         stops = [s for s in stops if s and "\ufffd" not in s][: dice.randint(0, 3)]
         stop = Stop(frozenset(), tuple(stops), 1000, table, dice.choice([0, 0, 3]))
-        kept, reason = plain = written(stop, prompt, [[token] for token in ids])
+        kept, reason = plain = stopped(stop, [[token] for token in ids], prompt)
         ended += reason == "stop"
-        whole = stop.text(prompt, kept)
+        full = stop.text(prompt, kept)
         for _ in range(4):
-            assert written(stop, prompt, list(pieces(ids, dice))) == plain
+            assert stopped(stop, chunks_of(ids, dice), prompt) == plain
             stream, shown = stop.stream(prompt), ""
-            for piece in pieces(kept, dice):
+            for piece in chunks_of(kept, dice):
                 shown += stream.push(piece)
-                assert whole.startswith(shown), "no character that would have to be taken back"
-            assert shown + stream.flush() == whole
+                assert full.startswith(shown), "no character that would have to be taken back"
+            assert shown + stream.flush() == full
         if reason is None:
-            assert whole == text
+            assert full == text
     assert ended > 5
-
-
-def written(stop: Stop, prompt: list[int], chunks: list[list[int]]) -> tuple[list[int], str | None]:
-    cut, output = stop.cutting(prompt), list[int]()
-    for chunk in chunks:
-        kept, reason = cut(output, chunk)
-        output += chunk[:kept]
-        if reason:
-            return output, reason
-        assert kept == len(chunk)
-    return output, None
 
 
 def a_stop_ends_at_the_first_token_that_completes_it(tokenizer: Any) -> None:
@@ -116,7 +97,7 @@ def a_stop_ends_at_the_first_token_that_completes_it(tokenizer: Any) -> None:
             continue
         at = dice.randrange(len(text))
         stop = Stop(strings=(text[at : at + dice.randint(1, 5)],), detokenizer=table)
-        kept, reason = written(stop, [], [ids])
+        kept, reason = stopped(stop, [ids])
         first, size = raw.find(stop.strings[0].encode()), len(stop.strings[0].encode())
         if first < 0:  # what was ignored lay within it
             assert (kept, reason) == (ids, None)
@@ -209,35 +190,30 @@ def test_a_tokenizer_that_decodes_otherwise_than_its_parts_decodes_itself() -> N
 # --- examples
 
 
-def of_bytes(tokenizer: Any, text: str) -> list[int]:
-    """A text in byte tokens."""
-    return [tokenizer.convert_tokens_to_ids(f"<0x{byte:02X}>") for byte in text.encode()]
-
-
 def test_a_stop_before_an_unfinished_character_ends_the_text(tokenizers: dict[str, Any]) -> None:
     """Byte fallback shows a run of bytes as U+FFFD while its last character is unfinished."""
     tokenizer = tokenizers[FALLBACK]
     table = detokenizer(tokenizer)
-    bytes_of = of_bytes(tokenizer, "\n🚀")
+    bytes_of = in_bytes(tokenizer, "\n🚀")
     assert Stop(strings=("\n",), detokenizer=table).cutting([])([], bytes_of[:1]) == (1, "stop")
     assert Stop(strings=("\n",), detokenizer=table).cutting([])([], bytes_of[:3]) == (1, "stop")
-    ids = of_bytes(tokenizer, "\n🚀ž" * 3)
+    ids = in_bytes(tokenizer, "\n🚀ž" * 3)
     for size in range(1, 12):
         chunks = [ids[i : i + size] for i in range(0, len(ids), size)]
-        assert written(Stop(strings=("🚀",), detokenizer=table), [], chunks) == (ids[:5], "stop")
+        assert stopped(Stop(strings=("🚀",), detokenizer=table), chunks) == (ids[:5], "stop")
 
 
 def test_a_stop_at_the_end_of_a_long_run_of_bytes_is_seen(tokenizers: dict[str, Any]) -> None:
     tokenizer = tokenizers[FALLBACK]
-    ids = of_bytes(tokenizer, "漢" * 10 + "字" + "漢")
+    ids = in_bytes(tokenizer, "漢" * 10 + "字" + "漢")
     stop = Stop(strings=("字",), detokenizer=detokenizer(tokenizer))
-    assert written(stop, [], [[token] for token in ids]) == (ids[:33], "stop")
+    assert stopped(stop, [[token] for token in ids]) == (ids[:33], "stop")
     assert stop.text([], ids[:33]) == "漢" * 10
 
 
-def test_whole_characters_before_a_cut_one_are_shown(tokenizers: dict[str, Any]) -> None:
+def test_complete_characters_before_a_cut_one_are_shown(tokenizers: dict[str, Any]) -> None:
     tokenizer = tokenizers[FALLBACK]
-    ids = of_bytes(tokenizer, "漢字")[:-1]
+    ids = in_bytes(tokenizer, "漢字")[:-1]
     stop = Stop(detokenizer=detokenizer(tokenizer))
     assert stop.text([], ids) == "漢\ufffd"
     stream = stop.stream([])
@@ -261,15 +237,15 @@ def test_the_leading_space_is_dropped_where_the_text_begins_and_nowhere_else(tok
 def test_a_stop_string_within_the_first_tokens_does_not_count(tokenizers: dict[str, Any]) -> None:
     """As in vLLM: it counts if a token behind the first `min_tokens` completes it, wherever it began."""
     table = detokenizer(tokenizers[FALLBACK])
-    ids = of_bytes(tokenizers[FALLBACK], "aabaab")
+    ids = in_bytes(tokenizers[FALLBACK], "aabaab")
     for least, (kept, text) in enumerate([(2, ""), (2, ""), (5, "aab"), (5, "aab"), (5, "aab"), (6, "aabaab")]):
         stop = Stop(strings=("aa",), detokenizer=table, min_tokens=least)
         for chunks in ([ids], [[token] for token in ids]):
-            assert written(stop, [], chunks) == (ids[:kept], "stop" if kept < 6 else None)
+            assert stopped(stop, chunks) == (ids[:kept], "stop" if kept < 6 else None)
         assert stop.text([], ids[:kept]) == text
     overlapping = Stop(strings=("aa",), detokenizer=table, min_tokens=2)
-    more = of_bytes(tokenizers[FALLBACK], "aaa")
-    assert written(overlapping, [], [more]) == (more, "stop")
+    more = in_bytes(tokenizers[FALLBACK], "aaa")
+    assert stopped(overlapping, [more]) == (more, "stop")
     assert overlapping.text([], more) == "a"
 
 
@@ -284,7 +260,7 @@ def test_one_token_that_completes_several_stops_ends_before_the_first(tokenizers
 def test_places_are_characters_of_the_text(tokenizers: dict[str, Any]) -> None:
     """No drift behind a character of several tokens; what has no text has no width."""
     tokenizer = tokenizers[FALLBACK]
-    ids = [tokenizer.bos_token_id, *of_bytes(tokenizer, "a🚀b"), tokenizer.eos_token_id, *of_bytes(tokenizer, "c")]
+    ids = [tokenizer.bos_token_id, *in_bytes(tokenizer, "a🚀b"), tokenizer.eos_token_id, *in_bytes(tokenizer, "c")]
     places = Places(detokenizer(tokenizer).open())
     assert [places.push(token) for token in ids] == [0, 0, 1, 1, 1, 1, 2, 3, 3]
 

@@ -229,6 +229,6 @@ def broken() -> list[tuple[str, DraftTree]]:
 
 
 @pytest.mark.parametrize(("what", "tree"), broken(), ids=[what for what, _ in broken()])
-def test_check_finds_what_is_broken(what: str, tree: DraftTree) -> None:
+def test_check_reports_every_broken_field(what: str, tree: DraftTree) -> None:
     with pytest.raises(AssertionError):
         trees.check(tree)

@@ -66,11 +66,11 @@ def test_greedy_growth_is_the_best_of_all_trees(widths: tuple[int, ...], seed: i
 
 def test_any_first_part_of_a_grown_tree_is_the_best_smaller_tree() -> None:
     accuracies = falling_shares((4, 3, 2, 2), 3)
-    whole, values = _ranks.greedy(accuracies, 40)
+    full, values = _ranks.greedy(accuracies, 40)
     assert list(values) == sorted(values, reverse=True)
     for nodes in (1, 7, 23):
-        assert _ranks.greedy(accuracies, nodes)[0] == whole[:nodes]
-        assert _ranks.within(whole, nodes + 1, 9).paths == tuple(sorted(whole[:nodes], key=lambda p: (len(p), p)))
+        assert _ranks.greedy(accuracies, nodes)[0] == full[:nodes]
+        assert _ranks.within(full, nodes + 1, 9).paths == tuple(sorted(full[:nodes], key=lambda p: (len(p), p)))
 
 
 def test_impossible_candidates_are_left_out() -> None:
@@ -96,7 +96,7 @@ def planted(confidence: Array, widths: tuple[int, ...], nodes: int, floor: float
 
 @pytest.mark.parametrize("nodes", [2, 5, 16, 40])
 @pytest.mark.parametrize("ties", [False, True])
-def test_planting_keeps_the_best_nodes_of_the_whole_product(nodes: int, ties: bool) -> None:
+def test_planting_keeps_the_best_nodes_of_the_full_product(nodes: int, ties: bool) -> None:
     widths = (5, 4, 3)
     logits = 2 * np.random.default_rng(nodes).standard_normal((3, 3, 5))
     confidence = -np.sort(-np.log(softmax(logits)), -1).astype(np.float32)
@@ -108,12 +108,12 @@ def test_planting_keeps_the_best_nodes_of_the_whole_product(nodes: int, ties: bo
     for row in range(3):
         accuracies = np.exp(confidence[row]).tolist()
         right = sorted((value(p, accuracies) for p in every(widths)), reverse=True)[: nodes - 1]
-        found = np.exp(made.values[row]).tolist()
-        assert found[0] == 1.0
-        assert sorted(found[1:], reverse=True) == pytest.approx(right, rel=1e-5)
+        result = np.exp(made.values[row]).tolist()
+        assert result[0] == 1.0
+        assert sorted(result[1:], reverse=True) == pytest.approx(right, rel=1e-5)
 
 
-def test_planting_a_whole_tree_cuts_nothing_and_a_floor_does() -> None:
+def test_planting_a_full_tree_cuts_nothing_and_a_floor_does() -> None:
     confidence = np.log(np.array([[[0.6, 0.3], [0.5, 0.2]]], np.float32))
     tokens = np.array([[[5, 6], [7, 8]]])
     ranks = _ranks.candidates((2, 2), 7)
@@ -140,7 +140,7 @@ def test_pool_adjacent_violators() -> None:
 
 @dataclass(frozen=True)
 class Oracle(Drafter):
-    """Its candidate of rank (position + depth) % 3 is right, and what it was asked is written down."""
+    """Its candidate of rank (position + depth) % 3 is right, and its calls are recorded."""
 
     asked: list[tuple[int, int]] = field(default_factory=list)
     deepest: int = 3
@@ -155,12 +155,12 @@ class OracleDrafting(Drafting):
 
     def candidates(self, rows: Rows, truth: Array, k: int) -> Array:
         deep = min(truth.shape[1], self.drafter.deepest)
-        found = np.full((len(rows), deep, k), -1)
+        result = np.full((len(rows), deep, k), -1)
         for b, at in enumerate(rows.start):
             for d in range(deep):
-                found[b, d, (at + d + 1) % 3] = truth[b, d]
+                result[b, d, (at + d + 1) % 3] = truth[b, d]
         self.drafter.asked.extend(zip(rows.seeds, rows.start, strict=True))
-        return found
+        return result
 
     def observe(self, round: Round) -> None: ...
     def propose(self, rows: Rows, budget: Budget) -> DraftTree:
@@ -174,8 +174,8 @@ class OracleDrafting(Drafting):
 def test_measuring_counts_what_a_hand_counts(temperature: float) -> None:
     target, drafter = TableTarget(11, seed=2), Oracle()
     engine = Engine(target, drafter, FixedBudget(8, 3), GumbelNoise(11))
-    law, lengths = Sampling(temperature), [21, 9, 13, 3]  # no round has one token left: it would not draft
-    requests = [Request([1 + i, 3, 4][: i + 1], 5 + i, n, law) for i, n in enumerate(lengths)]
+    sampling, lengths = Sampling(temperature), [21, 9, 13, 3]  # no round has one token left: it would not draft
+    requests = [Request([1 + i, 3, 4][: i + 1], 5 + i, n, sampling) for i, n in enumerate(lengths)]
     measured = tuning.measure(engine, requests, ranks=4, depth=5, batch_size=2)
     hits, tested = [[0] * 4 for _ in range(3)], [0] * 3
     for i, n in enumerate(lengths):

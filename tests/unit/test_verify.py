@@ -1,4 +1,4 @@
-"""The rules as the engine asks them: the coupled rule against plain decoding, typical acceptance, the real dice.
+"""The rules as the engine calls them: the coupled rule against plain decoding, typical acceptance, the real dice.
 
 `test_verify_exact` has the distributions. Everything runs over the reference and the tensors, which must agree.
 """
@@ -35,7 +35,7 @@ def in_tensors(question: Question) -> Verdict:
 
 
 JUDGES = pytest.mark.parametrize("judge", [verify.judge, in_tensors], ids=["reference", "tensors"])
-LAWS = (
+SAMPLINGS = (
     Sampling(),
     Sampling(temperature=1.0),
     Sampling(temperature=0.7, top_p=0.8),
@@ -55,12 +55,12 @@ class Table:
         return np.random.default_rng([self.seed, *text]).normal(size=self.v) * 1.5
 
 
-def decode(table: Table, text: list[int], law: Sampling, seed: int, gumbel: GumbelNoise, n: int) -> list[int]:
+def decode(table: Table, text: list[int], params: Sampling, seed: int, gumbel: GumbelNoise, n: int) -> list[int]:
     """Plain decoding: one token after the other."""
     out: list[int] = []
     for _ in range(n):
-        logits = sampling.penalise(table(text + out), law, text, out)
-        out.append(sampling.draw(logits, law, gumbel.at([seed], [len(text) + len(out)])[0]))
+        logits = sampling.penalise(table(text + out), params, text, out)
+        out.append(sampling.draw(logits, params, gumbel.at([seed], [len(text) + len(out)])[0]))
     return out
 
 
@@ -112,31 +112,31 @@ def spelled(tree: DraftTree, verdict: Verdict | None) -> list[list[int]]:
 
 
 def rows_of(
-    laws: Sequence[Sampling], rule: Rule, v: int, seeds: Sequence[int], starts: Sequence[int], serial: int = 0
+    samplings: Sequence[Sampling], rule: Rule, v: int, seeds: Sequence[int], starts: Sequence[int], serial: int = 0
 ) -> Rows:
-    b = len(laws)
-    return Rows((0,) * b, tuple(starts), tuple(seeds), (serial,) * b, tuple(laws), rule, (9,) * b, GumbelNoise(v))
+    b = len(samplings)
+    return Rows((0,) * b, tuple(starts), tuple(seeds), (serial,) * b, tuple(samplings), rule, (9,) * b, GumbelNoise(v))
 
 
-def texts_of(laws: Sequence[Sampling], history: Sequence[tuple[list[int], list[int]]]) -> list[RowText]:
+def texts_of(samplings: Sequence[Sampling], history: Sequence[tuple[list[int], list[int]]]) -> list[RowText]:
     return [
         RowText(prompt, said, None if (made := Changes.of(s, prompt)) is None else made.upto(said))
-        for s, (prompt, said) in zip(laws, history, strict=True)
+        for s, (prompt, said) in zip(samplings, history, strict=True)
     ]
 
 
 @JUDGES
-@pytest.mark.parametrize("law", LAWS, ids=range(len(LAWS)))
+@pytest.mark.parametrize("params", SAMPLINGS, ids=range(len(SAMPLINGS)))
 @pytest.mark.parametrize("seeing", [False, True])
-def test_coupled_is_plain_decoding(judge: Judge, law: Sampling, seeing: bool) -> None:
+def test_coupled_is_plain_decoding(judge: Judge, params: Sampling, seeing: bool) -> None:
     """Whatever the tree, round after round, in a ragged batch: token for token."""
     v, b, n = 5, 3, 9
     for trial in range(3):
         g = random.Random(trial)
-        table, gumbel, laws = Table(v, trial), GumbelNoise(v), [law] * b
+        table, gumbel, samplings = Table(v, trial), GumbelNoise(v), [params] * b
         prompts = [[g.randrange(v) for _ in range(1 + 2 * i)] for i in range(b)]
         seeds = [g.randrange(1 << 40) for _ in range(b)]
-        truth = [decode(table, p, law, s, gumbel, n + 8) for p, s in zip(prompts, seeds, strict=True)]
+        truth = [decode(table, p, params, s, gumbel, n + 8) for p, s in zip(prompts, seeds, strict=True)]
         outputs = [[t[0]] for t in truth]
         while min(map(len, outputs)) < n:
             texts = [p + o for p, o in zip(prompts, outputs, strict=True)]
@@ -144,20 +144,20 @@ def test_coupled_is_plain_decoding(judge: Judge, law: Sampling, seeing: bool) ->
             ahead = [t[len(o) : len(o) + 4] for t, o in zip(truth, outputs, strict=True)]
             tree = seeing_tree(g, ahead, v, roots) if seeing else random_tree(g, v, roots)
             check(tree)
-            rows = rows_of(laws, "coupled", v, seeds, [len(text) - 1 for text in texts])
+            rows = rows_of(samplings, "coupled", v, seeds, [len(text) - 1 for text in texts])
             history = list(zip(prompts, outputs, strict=True))
-            verdict = judge(Question(rows, tree, output(table, texts, tree), texts_of(laws, history)))
+            verdict = judge(Question(rows, tree, output(table, texts, tree), texts_of(samplings, history)))
             for out, new, known in zip(outputs, spelled(tree, verdict), truth, strict=True):
                 out += new[: n + 8 - len(out)]
                 assert out == known[: len(out)]
 
 
 @JUDGES
-def test_a_tree_of_the_truth_is_accepted_whole(judge: Judge) -> None:
-    table, gumbel, law, prompt = Table(6, 3), GumbelNoise(6), Sampling(temperature=1.0), [1, 2]
-    truth = decode(table, prompt, law, 77, gumbel, 8)
+def test_a_tree_of_the_true_text_is_fully_accepted(judge: Judge) -> None:
+    table, gumbel, params, prompt = Table(6, 3), GumbelNoise(6), Sampling(temperature=1.0), [1, 2]
+    truth = decode(table, prompt, params, 77, gumbel, 8)
     tree = chain([truth[:7]])
-    rows = rows_of([law], "coupled", 6, [77], [len(prompt)])
+    rows = rows_of([params], "coupled", 6, [77], [len(prompt)])
     verdict = judge(Question(rows, tree, output(table, [[*prompt, truth[0]]], tree), [RowText(prompt, truth[:1])]))
     assert verdict is not None
     assert verdict.paths == [[*range(7)]]
@@ -166,7 +166,7 @@ def test_a_tree_of_the_truth_is_accepted_whole(judge: Judge) -> None:
 
 
 @pytest.mark.parametrize("depth", [0, 1, 2, 9])
-def test_walks_are_bounded_and_ask_nodes_arrived_at_alone(depth: int) -> None:
+def test_walks_are_bounded_and_judge_only_nodes_that_they_reach(depth: int) -> None:
     """In tensors the path of a row whose walk has ended ends in -1, so that nothing dear need be computed for it."""
     g, waited = random.Random(depth), 0
     for trial in range(24):
@@ -184,9 +184,9 @@ def test_walks_are_bounded_and_ask_nodes_arrived_at_alone(depth: int) -> None:
                 assert text[-1:] == [-1] or -1 not in text
             return scores.argmax(-1)
 
-        found = tensors.coupled(TensorTree.of(tree), torch.from_numpy(logits), of_tensors, depth)
-        assert asked == found.count.tolist()
-        waited += b * int(found.count.max()) - sum(asked)
+        result = tensors.coupled(TensorTree.of(tree), torch.from_numpy(logits), of_tensors, depth)
+        assert asked == result.count.tolist()
+        waited += b * int(result.count.max()) - sum(asked)
         for r, row in enumerate(tree.host):
 
             def choose(
@@ -200,8 +200,8 @@ def test_walks_are_bounded_and_ask_nodes_arrived_at_alone(depth: int) -> None:
             visited.clear()
             path, token = verify.coupled(row, choose, depth)
             assert visited == path
-            assert path == found.path[r, : found.count[r]].tolist()
-            assert token == int(found.next[r])
+            assert path == result.path[r, : result.count[r]].tolist()
+            assert token == int(result.next[r])
     assert waited > 10 or depth == 0
 
 
@@ -209,9 +209,9 @@ def test_walks_are_bounded_and_ask_nodes_arrived_at_alone(depth: int) -> None:
 def test_padding_is_no_child(judge: Judge) -> None:
     """Padding has parent 0 and token 0: a draw of token 0 must not walk into it."""
     tree = from_lists([([1], [0], [0.0]), ([1, 2, 0], [0, 0, 1], [0.0] * 3)], values=False)
-    laws = [Sampling()] * 2
+    samplings = [Sampling()] * 2
     verdict = judge(
-        Question(rows_of(laws, "coupled", 4, [0, 0], [0, 0]), tree, np.zeros((2, 3, 4)), [RowText([1], [])] * 2)
+        Question(rows_of(samplings, "coupled", 4, [0, 0], [0, 0]), tree, np.zeros((2, 3, 4)), [RowText([1], [])] * 2)
     )
     assert verdict is not None
     assert verdict.paths == [[0], [0]]
@@ -268,12 +268,12 @@ def drawn_tree(rows: Rows, q: Array, shape: tuple[int, ...], replacement: bool) 
 @pytest.mark.parametrize("v", [5, 300])
 @pytest.mark.parametrize("rule", ["coupled", "rejection", "block", "typical"])
 def test_the_forms_of_a_rule_give_the_same_verdict(rule: Rule, v: int, dtype: str) -> None:
-    """On random trees and drawn ones, with every kind of sampling side by side; and compiled code where it is asked."""
-    code, b, lengths, compiled = library("float32", "float32"), len(LAWS), set(), 0
+    """On random trees and drawn ones, with every kind of sampling side by side; and compiled code where it applies."""
+    code, b, lengths, compiled = library("float32", "float32"), len(SAMPLINGS), set(), 0
     for trial in range(16):
         g, source = random.Random(trial), np.random.default_rng(trial)
-        laws = [Sampling()] * b if trial == 15 else list(LAWS)
-        rows = rows_of(laws, rule, v, [g.randrange(1 << 60) for _ in laws], [3] * b, trial)
+        samplings = [Sampling()] * b if trial == 15 else list(SAMPLINGS)
+        rows = rows_of(samplings, rule, v, [g.randrange(1 << 60) for _ in samplings], [3] * b, trial)
         shape = ((2, 2, 1), (1, 1, 1), (3, 1))[trial % 3]
         q = sampling.softmax(source.normal(size=(b, 8, v)))
         drawn = rule in ("rejection", "block") and trial % 2
@@ -281,8 +281,8 @@ def test_the_forms_of_a_rule_give_the_same_verdict(rule: Rule, v: int, dtype: st
         chances = sampling.softmax(source.normal(size=(b, tree.nodes, v)) * 2 + 6 * (np.arange(v) < 6))
         if drawn:  # a target like its drafter
             chances[:, : tree.q.shape[1]] = 0.5 * tree.q + 0.5 * chances[:, : tree.q.shape[1]]
-        history = [([0, 1, 2], [g.randrange(v) for _ in range(4)]) for _ in laws]
-        question = Question(rows, tree, np.log(chances).astype(dtype), texts_of(laws, history))
+        history = [([0, 1, 2], [g.randrange(v) for _ in range(4)]) for _ in samplings]
+        question = Question(rows, tree, np.log(chances).astype(dtype), texts_of(samplings, history))
         verdict = verify.judge(question)
         assert in_tensors(question) == verdict
         lengths |= {len(path) for path in verdict.paths}
@@ -299,18 +299,18 @@ def test_the_forms_of_a_rule_give_the_same_verdict(rule: Rule, v: int, dtype: st
 def test_rows_judged_together_are_judged_as_alone(judge: Judge, rule: Rule) -> None:
     """A row's verdict does not depend on its neighbours or on their padding."""
     b, v, source = 6, 4, np.random.default_rng(1)
-    laws = [Sampling(temperature=1.0)] * b
-    rows = rows_of(laws, rule, v, range(b), [0] * b)
+    samplings = [Sampling(temperature=1.0)] * b
+    rows = rows_of(samplings, rule, v, range(b), [0] * b)
     tree = random_tree(random.Random(3), v, [0] * b, most=14)
     logits = source.normal(size=(b, tree.nodes, v))
-    whole = judge(Question(rows, tree, logits, [RowText([0], [])] * b))
-    assert whole is not None
+    full = judge(Question(rows, tree, logits, [RowText([0], [])] * b))
+    assert full is not None
     for i in range(b):
         one = from_lists([tree.host[i]], values=False)
-        alone = rows_of(laws[:1], rule, v, [i], [0])
-        found = judge(Question(alone, one, logits[i : i + 1, : one.nodes].copy(), [RowText([0], [])]))
-        assert spelled(one, found)[0] == spelled(tree, whole)[i]
-    assert len(set(map(len, whole.paths))) > 1
+        alone = rows_of(samplings[:1], rule, v, [i], [0])
+        result = judge(Question(alone, one, logits[i : i + 1, : one.nodes].copy(), [RowText([0], [])]))
+        assert spelled(one, result)[0] == spelled(tree, full)[i]
+    assert len(set(map(len, full.paths))) > 1
     none = judge(Question(rows, root_only([0] * b), logits[:, :1].copy(), [RowText([0], [])] * b))
     assert none is not None
     assert none.paths == [[0]] * b
@@ -351,9 +351,9 @@ def test_logits_that_are_not_finite_are_reported(judge: Judge) -> None:
 def typically(
     judge: Judge, tree: DraftTree, logits: Array, epsilon: float = 0.09, delta: float = 0.3, heat: float = 1.0
 ) -> Verdict:
-    laws = [Sampling(temperature=heat)] * len(logits)
-    rows = rows_of(laws, "typical", logits.shape[-1], [0] * len(laws), [0] * len(laws))
-    verdict = judge(Question(rows, tree, logits, [RowText([0], [])] * len(laws), epsilon, delta))
+    samplings = [Sampling(temperature=heat)] * len(logits)
+    rows = rows_of(samplings, "typical", logits.shape[-1], [0] * len(samplings), [0] * len(samplings))
+    verdict = judge(Question(rows, tree, logits, [RowText([0], [])] * len(samplings), epsilon, delta))
     assert verdict is not None
     return verdict
 
@@ -413,14 +413,14 @@ GUESS = np.array([0.2, 0.3, 0.4, 0.1])
     ("rule", "shape", "replacement"),
     [("rejection", (1, 1), False), ("rejection", (2, 1), False), ("rejection", (2, 1), True), ("block", (1, 1), False)],
 )
-def test_the_real_dice_follow_the_law(rule: Rule, shape: tuple[int, ...], replacement: bool) -> None:
+def test_the_real_noise_follows_the_distribution(rule: Rule, shape: tuple[int, ...], replacement: bool) -> None:
     """G-test on pairs of first tokens, 4e4 samples, through `sampling.sample` and `Dice`: no enumeration here.
 
     99 % power at TV 0.025. Seeds are fixed; four tests at family level 1e-3. The tensors judge; the reference gives the
     same verdicts.
     """
-    b, laws, counts = 40_000, [Sampling(temperature=1.0)] * 40_000, np.zeros(16)
-    rows = rows_of(laws, rule, 4, range(b), [0] * b)
+    b, samplings, counts = 40_000, [Sampling(temperature=1.0)] * 40_000, np.zeros(16)
+    rows = rows_of(samplings, rule, 4, range(b), [0] * b)
     first = sampling.sample(np.tile(GUESS, (b, 1, 1)), shape[0], rows, 0, replacement)[:, 0]
     q = Q[first]
     second = sampling.sample(q, shape[1], rows, 1, replacement).reshape(b, -1)
@@ -469,17 +469,17 @@ def test_dice_never_draw_what_has_no_weight() -> None:
 
 def test_a_grown_tree_hits_more_often_with_the_shared_noise() -> None:
     """The drafter that ranks by log q + T * G proposes the target's own draw more often than one that does not."""
-    v, b, law, source = 200, 200, Sampling(temperature=1.0), np.random.default_rng(3)
+    v, b, params, source = 200, 200, Sampling(temperature=1.0), np.random.default_rng(3)
     p = source.normal(size=(b, v)) * 2
     q = p + 0.4 * source.normal(size=(b, v))
     hits = {}
     for rule in ("coupled", "rejection"):
-        rows = rows_of([law] * b, rule, v, range(b), [0] * b)  # type: ignore[arg-type]
-        drawn = np.array([sampling.draw(z, law, n) for z, n in zip(p, rows.noise(1), strict=True)])
+        rows = rows_of([params] * b, rule, v, range(b), [0] * b)  # type: ignore[arg-type]
+        drawn = np.array([sampling.draw(z, params, n) for z, n in zip(p, rows.noise(1), strict=True)])
         offered = sampling.rank(q[:, None], rows, 1, 4)[0][:, 0]
         hits[rule] = float((offered == drawn[:, None]).any(1).mean())
     assert hits["coupled"] > 0.9 > 0.75 > hits["rejection"]
-    two = rows_of([law] * 2, "coupled", v, [0, 1], [0, 0])
+    two = rows_of([params] * 2, "coupled", v, [0, 1], [0, 0])
     grown, _ = grow(
         [0, 0],
         lambda fed, since: sampling.rank(

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import torch
 from enumerating import (
-    FORMS,
+    EVERY_FORM,
+    EXACT,
     Branches,
     Draft,
     Form,
@@ -26,6 +27,7 @@ from enumerating import (
     plain,
     repeat,
     sampled,
+    single,
     world,
 )  # fmt: skip
 
@@ -34,8 +36,6 @@ from outrider.core.tree import chain, from_lists, root_only
 from outrider.core.types import DraftTree
 from outrider.params import Sampling
 
-EXACT = 1e-12
-EVERY_FORM = pytest.mark.parametrize("form", FORMS, ids=repr)
 KINDS = ("random", "zeros", "equal", "disjoint", "near", "opposed")
 WARPS = (
     Sampling(temperature=0.0),
@@ -48,11 +48,6 @@ WARPS = (
     Sampling(temperature=1.0, repetition_penalty=1.7, presence_penalty=0.4, frequency_penalty=0.3),
     Sampling(temperature=0.9, logit_bias={1: 1.5, 2: -1.0}),
 )
-
-
-def single(tokens: list[int], parents: list[int]) -> DraftTree:
-    """A batch of one row."""
-    return from_lists([(tokens, parents, [0.0] * len(tokens))], values=False)
 
 
 def guessed(seed: int, nodes: int) -> Draft:
@@ -71,7 +66,7 @@ def guessed(seed: int, nodes: int) -> Draft:
                 taken.add((parent, token))
                 tokens.append(token)
                 parents.append(parent)
-        return repeat(single(tokens, parents), len(chance))
+        return single(tokens, parents, rows=len(chance))
 
     return draft
 
@@ -151,7 +146,7 @@ def test_the_drafter_may_be_warped_otherwise(form: Form, warp: Sampling) -> None
 
 @EVERY_FORM
 def test_the_first_token_is_exact_after_an_end_of_text(form: Form) -> None:
-    """An absorbing EOS: its law is a one-hot of itself, so texts end with the right probability at every length."""
+    """An absorbing EOS: its distribution is one-hot, so texts end with the right probability at every length."""
     w = world("random", v=3, seed=1, length=2)
     for table in w.target[1:]:
         for code in range(len(table)):
@@ -178,8 +173,8 @@ def test_block_accepts_more_than_token_by_token(form: Form) -> None:
 def test_acceptance_of_a_chain_is_the_overlap(form: Form) -> None:
     """Leviathan et al. 2023, Theorem 3.5: beta = sum of min(p, q)."""
     w = world("random", seed=9)
-    found = outcomes(form.rejection, sampled((1,)), w, ())
-    beta = sum(p for tokens, p in found.items() if len(tokens) == 2)
+    result = outcomes(form.rejection, sampled((1,)), w, ())
+    beta = sum(p for tokens, p in result.items() if len(tokens) == 2)
     p, q = w.p(()), w.q(np.array([0]), 0)[0]
     assert beta == pytest.approx(float(np.minimum(p, q).sum()), abs=1e-12)
 
@@ -195,8 +190,8 @@ def test_a_bound_on_the_depth_stays_exact(form: Form) -> None:
     for bound in (0, 1):
         for rule, draft in ((form.rejection, sampled((2, 1))), (form.block, sampled((1, 1)))):
 
-            def bounded(tree, logits, law, chance, depth, rule=rule, bound=bound):
-                verdict = rule(tree, logits, law, chance, min(bound, depth))
+            def bounded(tree, logits, warp, chance, depth, rule=rule, bound=bound):
+                verdict = rule(tree, logits, warp, chance, min(bound, depth))
                 assert max(map(len, verdict.paths)) <= bound + 1
                 return verdict
 
@@ -205,13 +200,13 @@ def test_a_bound_on_the_depth_stays_exact(form: Form) -> None:
 
 @EVERY_FORM
 def test_ragged_rows_in_one_batch(form: Form) -> None:
-    """Rows of different shapes, judged together, give the laws they give alone."""
+    """Rows of different shapes, judged together, give the distributions that they give alone."""
     w = world("random", seed=4)
     trees = [([0, 1, 2, 0], [0, 0, 0, 1]), ([0], [0]), ([0, 2, 1], [0, 0, 1]), ([0, 0, 0, 0], [0, 0, 1, 2])]
 
     def alone(which: int) -> dict[Text, float]:
         tokens, parents = trees[which]
-        return outcomes(form.rejection, lambda c, w, t: repeat(single(tokens, parents), len(c)), w, ())
+        return outcomes(form.rejection, lambda c, w, t: single(tokens, parents, rows=len(c)), w, ())
 
     together = from_lists([(t, p, [0.0] * len(t)) for t, p in trees], values=False)
 
@@ -220,17 +215,17 @@ def test_ragged_rows_in_one_batch(form: Form) -> None:
         out = []
         for script_row in range(len(chance)):
             beside = Beside(chance, script_row, which)
-            verdict = form.rejection(together, output, law, beside, 3)
+            verdict = form.rejection(together, output, warp, beside, 3)
             out.append(emitted(together, verdict)[which])
         return out
 
     output = w.output(together, ())
-    law = lambda logits, d, path: w.law(logits, (), path)  # noqa: E731
+    warp = lambda logits, d, path: w.warp(logits, (), path)  # noqa: E731
     for which in range(len(trees)):
-        found: dict[Text, float] = {}
+        results: dict[Text, float] = {}
         for tokens, weight in explore(run):
-            found[tokens] = found.get(tokens, 0.0) + weight
-        assert found == pytest.approx(alone(which), abs=1e-12)
+            results[tokens] = results.get(tokens, 0.0) + weight
+        assert results == pytest.approx(alone(which), abs=1e-12)
 
 
 class Beside(Branches):
@@ -249,21 +244,21 @@ class Beside(Branches):
 
 
 @EVERY_FORM
-def test_rounded_laws_stay_close(form: Form) -> None:
-    """float32 laws whose sums are off by rounding: the rules normalise and stay within rounding of the truth."""
+def test_rounded_distributions_stay_close(form: Form) -> None:
+    """float32 distributions whose sums are off by rounding: the rules normalise and stay within rounding."""
     w = world("near", v=4, seed=2, length=2)
 
-    def rule(tree, logits, law, chance, depth):
+    def rule(tree, logits, warp, chance, depth):
         tree = replace(tree, q=None if tree.q is None else tree.q.astype(np.float32) * np.float32(1.0001))
         return form.rejection(
-            tree, logits, lambda z, d, path: law(z, d, path).astype(np.float32) * np.float32(0.9999), chance, depth
+            tree, logits, lambda z, d, path: warp(z, d, path).astype(np.float32) * np.float32(0.9999), chance, depth
         )
 
     assert bias(rule, sampled((2, 1)), w) < 1e-6
 
 
 @EVERY_FORM
-def test_the_checker_sees_the_whole_mass(form: Form) -> None:
+def test_the_checker_covers_all_probability_mass(form: Form) -> None:
     w = world("zeros", seed=6)
     for draft in (sampled((2, 2)), guessed(0, 6)):
         assert sum(joint(form.rejection, draft, w).values()) == pytest.approx(1, abs=1e-12)

@@ -30,8 +30,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copy(ROOT / name, copy / name)
     pip = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--quiet", "-w", str(out), "."]
     subprocess.run(pip, cwd=copy, check=True, timeout=900)
-    (found,) = out.glob("*.whl")
-    return found
+    (result,) = out.glob("*.whl")
+    return result
 
 
 @pytest.mark.slow

@@ -134,12 +134,14 @@ def load(name: str, compile_to: Callable[[Path], object], dlopen: Callable[[str]
     file = kept.folder("native") / name
     with ExitStack() as held:
         try:
-            if _usable(file):
+            if _flaw(file) == "":
                 return dlopen(str(file))
             _check(kept.make(file.parent))
             held.enter_context(files.one_at_a_time(file.with_name(f"{file.name}.lock")))
-            if _usable(file):  # another process compiled it in the meantime
+            if (flaw := _flaw(file)) == "":  # another process compiled it in the meantime
                 return dlopen(str(file))
+            if flaw:
+                logger.warning("%s, so that it is compiled again", flaw)
         except OSError as error:
             kept.unusable(error.strerror or str(error))
         return _made(file, compile_to, dlopen)
@@ -184,14 +186,12 @@ def _links() -> tuple[str, ...]:
     return kind.links if kind else ()
 
 
-def _usable(file: Path) -> bool:
-    """Can this library be loaded? Logs what is wrong with one that exists. OSError: the folder cannot be used."""
+def _flaw(file: Path) -> str | None:
+    """Why this library cannot be loaded: "" if it can, None if there is none. OSError: the folder cannot be used."""
     if not file.exists():
-        return False
+        return None
     _check(file.parent)
-    if why := kept.exposed(file) or ("" if _checksum(file) == _read(_beside(file)) else f"{file} is damaged"):
-        logger.warning("%s, so that it is compiled again", why)
-    return not why
+    return kept.exposed(file) or ("" if _checksum(file) == _read(_beside(file)) else f"{file} is damaged")
 
 
 def _keep(made: Path, file: Path) -> Path:
