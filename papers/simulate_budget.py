@@ -520,18 +520,17 @@ ABLATIONS = {  # constant: what it is replaced by. Infinite: without it
     "budgets.acceptance.SLOW": 0.98,
     "budgets.acceptance.PRIOR": 2.0,
     "budgets.acceptance.FIRST_SHARE": 0.1,
+    "budgets.acceptance.GUESS": 0.1,
     "budgets.ledger.TRIES": 0.1,
     "budgets.ledger.HOLD": 1.0,
     "budgets.ledger.FORGIVEN": 0.0,
     "budgets.adaptive.EXPLORE": 10**9,
     "budgets.adaptive.LEARN": 2,
-    "budgets.adaptive.EMPTY": 10**9,
     "budgets.adaptive.LATE": 10**9,
     "budgets.adaptive.STALE": 64,
     "drafters._gate.PRIOR": 0.1,
     "drafters._gate.FIRST": 0.0,
     "drafters._gate.DOUBT": 0.0,
-    "drafters._gate.RECENT": 1.0,
 }
 
 

@@ -11,7 +11,7 @@ from ..rows import merged, sources
 
 LINE = "1,1,1,1,1"
 SHAPES = ("3,3,2,1", "3,2,2,1,1", "2,2,2,1,1,1")
-BANDIT = f"{' '.join(SHAPES)} reward=paper scope=request"
+BANDIT = f"{' '.join(SHAPES)} paper"
 METHODS = {
     **{f"{name}, chain": f"{{{name.lower()}}}@{LINE}@rejection" for name in ("Mamba", "Llama")},
     **{f"{name}, {shape}": f"{{{name.lower()}}}@{shape}@rejection" for name in ("Mamba", "Llama") for shape in SHAPES},

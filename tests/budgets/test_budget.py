@@ -15,7 +15,7 @@ import pytest
 from outrider.budgets.adaptive import STALE, AdaptiveBudget
 from outrider.budgets.budgeter import FixedBudget, Report
 from outrider.budgets.cost import CostModel
-from outrider.budgets.curve import Curve, nearest
+from outrider.budgets.curve import Curve, Mean, nearest
 from outrider.budgets.ledger import FORGIVEN, TRIES
 from outrider.core import growth
 from outrider.core.noise import GumbelNoise
@@ -327,7 +327,7 @@ def test_drafts_that_slow_decoding_are_dropped_despite_the_forecast() -> None:
     for _ in range(200):
         depth = budget.choose(rows()).depth
         drafts += depth > 0
-        budget.cost.verify.points.update({2: 1.0, 4: 1.0, 8: 1.0})  # as if a draft cost nothing
+        budget.cost.verify.points.update({size: Mean(1.0, 9) for size in (2, 4, 8)})  # as if a draft cost nothing
         budget.learn(
             Report(1, depth, depth + 1, 0.0, 3.0 if depth else 1.0, 0.0, [1] * min(depth, 1) + [0] * (depth - 1))
         )

@@ -14,121 +14,85 @@ import pytest
 
 from outrider import drafters
 from outrider.budgets.budgeter import FixedBudget
-from outrider.budgets.ledger import FORGIVEN, TRIES
+from outrider.budgets.ledger import TRIES
 from outrider.core.price import Price
 from outrider.core.types import Budget, Rows
 from outrider.drafters import _mix, eagle
-from outrider.drafters._gate import BINS, Gate
+from outrider.drafters._gate import Gate
 from outrider.drafters._growth import Growth
 
 PROMPTS = [[5, 6, 7, 5, 6, 7, 5, 6], [2, 7, 2, 7, 2], [1, 3, 5]]
-BUDGET = Budget(16, 4, price=Price(tuple(0.02 + 0.001 * n for n in range(1, 17))), rate=50.0)
+ASKED = Budget(16, 4, price=Price(tuple(0.02 + 0.001 * n for n in range(1, 17))), rate=50.0)
 
 
-def experienced(gains: dict[float, float], seconds: float = 0.004, rounds: int = 400, added: float = 2.0) -> Gate:
-    """A gate after rounds whose free draft had the chance c: networks took so long, and gained gains[c] tokens on
-    average, at most two in a round."""
+def told(gains: dict[float, float], seconds: float = 0.004, rounds: int = 400, added: float = 2.0) -> Gate:
+    """Has seen rounds whose free draft had the chance c: networks took so long, and gained gains[c] tokens on average,
+    at most two in a round."""
     gate, dice = Gate(), random.Random(1)
     for _ in range(rounds):
         for chance, gain in gains.items():
-            gate.time(1, seconds)
+            gate.seconds.learn(1, seconds)
             gate.learn([chance], [sum(dice.random() < gain / 2 for _ in range(2))], added)
     return gate
 
 
-def drafts(gate: Gate, chances: Sequence[float], nodes: int, budget: Budget, most: int = 4) -> bool:
+def asks(gate: Gate, chances: Sequence[float], nodes: int, budget: Budget, most: int = 4) -> bool:
     return gate.allows(chances, [most] * len(chances), nodes, budget)
 
 
 def pays(gate: Gate, chances: Sequence[float], nodes: int, budget: Budget, most: int = 4) -> bool:
-    """Does it draft for another reason than that a try is due?"""
+    """Does it ask for another reason than that a try is due?"""
     gate.ledger.charge(len(chances), 1e9)
-    yes = drafts(gate, chances, nodes, budget, most)
+    yes = asks(gate, chances, nodes, budget, most)
     gate.ledger.debt.clear()
     return yes
 
 
 def test_by_hand() -> None:
     """4 ms and two nodes of 1 ms each are worth 0.3 tokens at 50 a second."""
-    gate = experienced({0.0: 0.6, 0.9: 0.05})
+    gate = told({0.0: 0.6, 0.9: 0.05})
     assert gate.gain(0.0) == pytest.approx(0.6, abs=0.15)
-    assert pays(gate, [0.0], 1, BUDGET)
-    assert not pays(gate, [0.9], 4, BUDGET)
-    assert not pays(gate, [0.0], 1, replace(BUDGET, rate=1000.0))
-    assert pays(gate, [0.9], 4, replace(BUDGET, rate=0.0)), "a budget without a rate decides alone"
-    assert pays(Gate(), [0.9], 4, BUDGET), "networks that were never timed"
+    assert pays(gate, [0.0], 1, ASKED)
+    assert not pays(gate, [0.9], 4, ASKED)
+    assert not pays(gate, [0.0], 1, replace(ASKED, rate=1000.0))
+    assert pays(gate, [0.9], 4, replace(ASKED, rate=0.0)), "a budget without a rate decides alone"
+    assert pays(Gate(), [0.9], 4, ASKED), "networks that were never timed"
 
 
 def test_nodes_that_make_the_pass_longer_are_counted() -> None:
-    few, many = experienced({0.0: 0.5}, added=1.0), experienced({0.0: 0.5}, added=9.0)
-    assert pays(few, [0.0], 1, BUDGET), "0.25 tokens"
-    assert not pays(many, [0.0], 1, BUDGET), "0.65 tokens"
-    assert pays(many, [0.0], 1, replace(BUDGET, price=None))
-    assert pays(many, [0.0], 16, BUDGET), "a row that is full already gets no node more"
+    few, many = told({0.0: 0.5}, added=1.0), told({0.0: 0.5}, added=9.0)
+    assert pays(few, [0.0], 1, ASKED), "0.25 tokens"
+    assert not pays(many, [0.0], 1, ASKED), "0.65 tokens"
+    assert pays(many, [0.0], 1, replace(ASKED, price=None))
+    assert pays(many, [0.0], 16, ASKED), "a row that is full already gets no node more"
 
 
 def test_no_more_than_a_text_may_gain_is_counted() -> None:
     """6 ms are worth 1.2 tokens at 200 a second: less than what was gained, more than a text that ends can gain."""
-    gate = experienced({0.0: 1.5})
-    assert pays(gate, [0.0], 1, replace(BUDGET, rate=200.0))
-    assert not pays(gate, [0.0], 1, replace(BUDGET, rate=200.0), most=1)
+    gate = told({0.0: 1.5})
+    assert pays(gate, [0.0], 1, replace(ASKED, rate=200.0))
+    assert not pays(gate, [0.0], 1, replace(ASKED, rate=200.0), most=1)
 
 
 def test_rows_that_need_it_pay_for_the_others() -> None:
-    gate = experienced({0.0: 0.6, 0.9: 0.02})
+    gate = told({0.0: 0.6, 0.9: 0.02})
     for size in (2, 4):
         for _ in range(10):
-            gate.time(size, 0.004)
-    assert pays(gate, [0.0, 0.9], 1, BUDGET)
-    assert not pays(gate, [0.0, 0.9, 0.9, 0.9], 1, BUDGET)
-
-
-def test_new_texts_are_drafted_again() -> None:
-    """What a hard text has taught counts for a few rounds, and is doubted."""
-    gate = experienced({0.0: 0.14})
-    assert not pays(gate, [0.0], 1, BUDGET)
-    gate.begin(1, 1.0)
-    assert 0.14 < gate.gain(0.0) < 0.5, "four rounds beside the belief of one token"
-    assert pays(gate, [0.0], 1, BUDGET)
+            gate.seconds.learn(size, 0.004)
+    assert pays(gate, [0.0, 0.9], 1, ASKED)
+    assert not pays(gate, [0.0, 0.9, 0.9, 0.9], 1, ASKED)
 
 
 def test_networks_that_do_not_pay_are_tried_as_rarely_as_tries_may_cost() -> None:
     """A try takes 4 ms and two nodes of 1 ms; a round is worth 20 ms, of which TRIES are paid off."""
-    gate = experienced({0.9: 0.0})
-    drafted = [i for i in range(600) if drafts(gate, [0.9], 4, BUDGET)]
-    assert drafted[0] == 0
-    assert [b - a for a, b in pairwise(drafted)] == pytest.approx([0.006 / (0.02 * TRIES)] * (len(drafted) - 1), abs=1)
-    assert len(drafted) > 30
+    gate = told({0.9: 0.0})
+    asked = [i for i in range(600) if asks(gate, [0.9], 4, ASKED)]
+    assert asked[0] == 0
+    assert [b - a for a, b in pairwise(asked)] == pytest.approx([0.006 / (0.02 * TRIES)] * (len(asked) - 1), abs=1)
+    assert len(asked) > 30
     for _ in range(100):
         gate.learn([0.9], [2], 2.0)
-    assert drafts(gate, [0.9], 4, BUDGET)
-
-
-def test_a_new_text_alone_is_tried_soon_and_one_among_many_is_not() -> None:
-    gate = experienced({0.9: 0.0})
-    for _ in range(6):
-        gate.time(4, 0.004)
-    for rows in (4, 1):
-        assert drafts(gate, [0.9] * rows, 4, BUDGET)
-        assert not drafts(gate, [0.9] * rows, 4, BUDGET)
-        before = gate.ledger.owed(rows)
-        gate.begin(rows, 1 / rows)
-        assert before - gate.ledger.owed(rows) == pytest.approx(FORGIVEN * 0.004 / rows**2)
-
-
-def test_a_draft_that_reads_text_first_is_not_timed() -> None:
-    gate = Gate()
-    gate.time(1, 0.5, reading=True)
-    assert drafts(gate, [0.9], 4, BUDGET), "still to be timed"
-    gate.time(1, 0.004)
-    gate.time(1, 0.5, reading=True)
-    assert gate.seconds(1) == pytest.approx(0.004)
-
-
-def test_a_bin_that_was_never_seen_believes_the_others() -> None:
-    gate = experienced({0.0: 0.6})
-    assert gate.gain(0.6) == pytest.approx(0.6, abs=0.15)
-    assert len(gate.gains) == BINS
+    assert asks(gate, [0.9], 4, ASKED)
 
 
 def plainly(target: Any, tokens: int, temperature: float) -> list[list[int]]:
@@ -144,7 +108,7 @@ def test_nodes_that_a_free_draft_has_too_were_not_added() -> None:
 
 
 class EveryThird(Gate):
-    """Drafts in every third round, and remembers what it observed."""
+    """Asks in every third round, and remembers what it was told."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -160,7 +124,7 @@ class EveryThird(Gate):
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_networks_that_rested_know_the_written_text(temperature: float) -> None:
+def test_networks_that_were_not_asked_for_a_while_know_what_was_written(temperature: float) -> None:
     target, net = oracle.of_eagle()
     parts = [eagle.drafter(net, target, Growth(width=3, top_k=3, scale=0.01)), drafters.load_one("lookup")]
     gate = EveryThird()
@@ -172,14 +136,25 @@ def test_networks_that_rested_know_the_written_text(temperature: float) -> None:
     assert gate.seen.count(4) > 3, "the oracle is right to its full depth, and lookup is not always"
 
 
+@pytest.mark.parametrize(("tokens", "timed"), [(4, False), (30, True)])
+def test_a_draft_that_reads_text_first_is_not_timed(tokens: int, timed: bool) -> None:
+    """In four tokens the networks draft once at most, and read the prompt first."""
+    target, net = oracle.of_eagle()
+    parts: list[Any] = [eagle.drafter(net, target, Growth(width=3, top_k=3, scale=0.01)), drafters.load_one("lookup")]
+    mixed = _mix.of(parts)
+    heads.run(target, mixed, PROMPTS[2:], tokens, 1.0, FixedBudget(14, 4))
+    assert isinstance(mixed, _mix.MixDrafter)
+    assert bool(mixed.gate.seconds.points) == timed
+
+
 class Counted(Gate):
     """Counts the rounds in which networks drafted."""
 
-    drafted = 0
+    asked = 0
 
     def allows(self, chances: Sequence[float], most: Sequence[int], nodes: int, budget: Budget) -> bool:
         yes = super().allows(chances, most, nodes, budget)
-        self.drafted += yes
+        self.asked += yes
         return yes
 
 
@@ -190,11 +165,11 @@ class Rated(FixedBudget):
         return replace(super().choose(rows), rate=1e6)
 
 
-def test_a_mix_stops_using_a_useless_drafter() -> None:
+def test_a_mix_stops_asking_what_brings_nothing() -> None:
     target, net = oracle.of_eagle()
     parts: list[Any] = [eagle.drafter(net, target, Growth(width=3, top_k=3, scale=0.01)), drafters.load_one("lookup")]
     mixed = replace(_mix.of(parts), gate=Counted())
     row = heads.run(target, mixed, PROMPTS[:1], 90, 1.0, Rated(14, 4))[0]
     assert [row.output] == plainly(target, 90, 1.0)
     assert isinstance(mixed.gate, Counted)
-    assert 1 <= mixed.gate.drafted < 8, "at a million tokens a second no network is worth its time"
+    assert 1 <= mixed.gate.asked < 8, "at a million tokens a second no network is worth its time"

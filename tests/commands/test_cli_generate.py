@@ -95,7 +95,7 @@ def test_a_bandit_writes_the_same_text(run: Run, folder: str, monkeypatch: pytes
     shapes, learn = [], BanditBudget.learn
 
     def watched(bandit: BanditBudget, report: Report) -> None:
-        shapes.append((len(bandit.last[1]) if bandit.last else 0, report.depth, report.nodes))
+        shapes.append((len(bandit.last[1]), report.depth, report.nodes))
         learn(bandit, report)
 
     monkeypatch.setattr(BanditBudget, "learn", watched)

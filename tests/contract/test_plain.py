@@ -62,11 +62,11 @@ def test_a_ragged_batch_of_all_samplings(world: World, name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_bandit_over_shapes(world: World, name: str) -> None:
     made = requests(BOTH, [40, 40, 30, 30])
-    bandit = BanditBudget(arms=((0, ()), (0, (2, 1)), (0, (2, 2, 1)), (0, (1, 1, 1, 1))), discount=0.9)
+    bandit = BanditBudget(arms=((0, ()), (0, (2, 1)), (0, (2, 2, 1)), (0, (1, 1, 1, 1))))
     rows = outputs(world.engine(world.drafter(name), budget=bandit), made, batch_size=2)
     assert [r.output for r in rows] == expected(world, made)
-    played = sum(arm.plays > 0 for arm in bandit.played.get(2, {}).values())
-    assert played == 0 if name == "none" else played > 1, "where nothing can be drafted there is nothing to choose"
+    played = sum(arm.gain.bottom > 0 for play, arm in bandit.played.get(2, {}).items() if play[1])
+    assert played == 0 if name == "none" else played > 0, "where nothing can be drafted there is nothing to choose"
 
 
 def test_a_bandit_over_drafters(world: World) -> None:
@@ -74,10 +74,10 @@ def test_a_bandit_over_drafters(world: World) -> None:
     made = requests(BOTH, [40, 40, 30, 30])
     parts = tuple(world.drafter(name) for name in ("eagle", "model", "medusa", "mamba", "lookup") if name in NAMES)
     plays = tuple((i, (2, 1) if i % 2 else (1, 1, 1)) for i in range(len(parts)))
-    bandit = BanditBudget(arms=((0, ()), *plays), discount=0.9)
+    bandit = BanditBudget(arms=((0, ()), *plays))
     rows = outputs(world.engine(ChoiceDrafter(parts), budget=bandit), made, batch_size=2)
     assert [r.output for r in rows] == expected(world, made)
-    assert {arm.play for arm in bandit.played[2].values() if arm.plays > 0} > set(plays[1:])
+    assert {play for play, arm in bandit.played[2].items() if arm.gain.bottom > 0} > set(plays[1:])
     with pytest.raises(InputError, match="no drafter 6"):
         outputs(world.engine(ChoiceDrafter(parts), budget=Restless((Budget(2, 1, part=5),))), made)
 

@@ -24,8 +24,7 @@ def test_what_each_spelling_makes() -> None:
     bandit = parse("3,2,1 2,1 none")
     assert isinstance(bandit, BanditBudget)
     assert bandit.arms == ((0, (3, 2, 1)), (0, (2, 1)), (0, ()))
-    paper = parse("3,2,1 2,1 reward=paper scope=request explore=0.5 discount=0.9")
-    assert paper == BanditBudget(((0, (3, 2, 1)), (0, (2, 1))), 0.5, "paper", "request", 0.9)
+    assert parse("3,2,1 2,1 paper") == BanditBudget(((0, (3, 2, 1)), (0, (2, 1))), paper=True)
 
 
 def test_shapes_of_several_drafters() -> None:
@@ -41,9 +40,9 @@ def test_shapes_of_several_drafters() -> None:
         ("3,2,1 2x2", "not '2x2'"), ("1x6", "2 to 256 nodes"), ("16x0", "depth of 1 or more"),
         ("999x6", "2 to 256 nodes"),
         ("3,0", "1 or more children"), ("300", "at most 256 nodes"), ("0:2 1", "counted from 1, not '0:2'"),
-        ("2,1 2,1", "each of them once"), ("none 2:none", "each of them once"), ("2:3,2", "second drafter"),
-        ("3,2 reward=paper", "only a bandit"), ("3,2 2,1 reward=x", "paper or exact"), ("explore=1", "budget is auto"),
-        ("3,2 2,1 explore=a", "is a number"), ("3,2 2 explore=1 explore=2", "each once"), ("3,2 2 a=1", "not 'a=1'"),
+        ("2,1 2,1", "each of them once"), ("none 2:none", "each of them once"), ("2:3,2", "has one shape"),
+        ("3,2 paper", "has one shape"), ("paper", "budget is auto"), ("3,2 paper 2", "not 'paper'"),
+        ("3,2 2 a=1", "not 'a=1'"),
     ],
 )  # fmt: skip
 def test_what_is_refused(text: str, reason: str) -> None:

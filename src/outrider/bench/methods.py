@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from ..budgets import OF_A_BANDIT
 from ..budgets import parse as parse_budget
 from ..budgets.budgeter import Budgeter
 from ..params import LOSSY, RULES, InputError, check_rule
@@ -13,8 +12,7 @@ from . import peers
 from .types import PLAIN, QUANTISED, Method
 
 VARIANTS = ("plain", "eager", *QUANTISED)  # eager: the stock forward
-BUDGETS = r"adaptive|auto|none|\d+x\d+|\d+(?:,\d+)*(?: [\d,]+)*(?: none)?(?: [a-z]+=[\w.]+)*"
-NO_FIELD = "".join(rf"(?<! {name})" for name in OF_A_BANDIT)  # behind a shape, where no label ends
+BUDGETS = r"adaptive|auto|none|\d+x\d+|\d+(?:,\d+)*(?: [\d,]+)*(?: none)?(?: paper)?"
 ENDING = re.compile(
     rf"(.+)@(?:(?P<budget>{BUDGETS})|(?P<rule>(?:{'|'.join(RULES)})(?:\?.*)?)"
     rf"|(?P<variant>{'|'.join(map(re.escape, VARIANTS))}))"
@@ -27,7 +25,7 @@ def parts(text: str) -> dict[str, str]:
     >>> parts("HASS=eagle:demo/hass@16x6@rejection")
     {'label': 'HASS', 'rule': 'rejection', 'budget': '16x6', 'spec': 'eagle:demo/hass'}
     """
-    named = re.fullmatch(rf"([^=?:]+){NO_FIELD}=(.+)", text)
+    named = re.fullmatch(r"([^=?:]+)=(.+)", text)
     fields, spec = ({"label": named[1].strip()}, named[2]) if named else ({}, text)
     endings: dict[str, str] = {}
     while match := ENDING.fullmatch(spec):

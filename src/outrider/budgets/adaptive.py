@@ -24,15 +24,14 @@ from itertools import accumulate
 from typing import Any
 
 from ..core.types import Budget, Rows
-from .acceptance import Acceptance
+from .acceptance import DEPTH, Acceptance
 from .budgeter import Report
-from .cost import MOST, CostModel
-from .ledger import Ledger
+from .cost import PRICED, CostModel
+from .ledger import FORGIVEN, Ledger
 
 LEARN = 6  # first rounds, which measure; the first warms up, and the second has no draft
 FIRST = (16, 4)  # nodes and depth of a draft when nothing is known
 EXPLORE = 12  # every so many rounds another depth is drafted, or nothing, so that no estimate grows stale
-EMPTY = 2  # drafts in a row of which no node was left; the next try is not cut, or passes would not be measured again
 LATE = 8  # rounds without drafts after which a drafter has more to read than usual
 STALE = 8  # rounds for which a forecast is kept: it costs as much as a short draft
 PLAIN = Budget(1, 0)
@@ -43,15 +42,14 @@ class AdaptiveBudget:
     """Chooses the depth that pays best on this machine, down to none. One instance serves a target and a drafter."""
 
     nodes: int = 32
-    depth: int = 8
+    depth: int = DEPTH
     cost: CostModel = field(default_factory=CostModel)
     acceptance: Acceptance = field(default_factory=Acceptance)
     ledger: Ledger = field(default_factory=Ledger)
     rounds: int = 0
-    idle: int = 0  # rounds since the last draft; LATE where a text is new
-    empty: int = 0  # drafts in a row of which no node was left
+    idle: int = LATE  # rounds since the last draft
     trying: bool = False  # does this round draft against the forecast?
-    uncut: bool = False  # is its draft not cut to what pays?
+    empty: bool = False  # did the last draft keep no node?
     reading: float = 0.0  # seconds that drafts took longer where text had to be read first, recently
     _kept: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)  # forecasts and prices
 
@@ -62,56 +60,43 @@ class AdaptiveBudget:
 
     def choose(self, rows: Rows) -> Budget:
         """The budget of the next round."""
-        self.trying = self.uncut = False
         b, drafting = len(rows), sum(left > 1 for left in rows.remaining)
         depth = min(self.depth, max(rows.remaining) - 1)
         if depth < 1:
             return PLAIN
         if new := rows.serial.count(0):
-            self._begin(b, new / b, rows.sampled)
+            self.idle = LATE
+            self.acceptance.begin(new / b, rows.sampled)
+            self.ledger.charge(b, -FORGIVEN * (new / b) ** 2 * self.cost.plain(b))
+            self._kept.clear()
         if self.measuring:
-            return PLAIN if self.rounds == 1 else self._uncut(b, min(depth, FIRST[1]))
+            nodes = min(self.nodes, FIRST[0], max(2, PRICED // b))
+            return PLAIN if self.rounds == 1 else Budget(nodes, min(depth, FIRST[1]))
         best, draft, rate = self._forecast(b, drafting)
         plain = self.cost.plain(b)
         if self.idle >= LATE and self.reading > max(rows.remaining) * max(0.0, plain - b / rate):
             best = 0
+        self.trying = not best
         if self.ledger.owed(b) > (self.ledger.hold(b, plain) if best else 0.0):
             return PLAIN
-        if not best:
-            self.trying = True
-            if self.empty >= EMPTY:
-                return self._uncut(b, min(depth, draft))
-        elif self.rounds % EXPLORE == 0:
+        if best and self.rounds % EXPLORE == 0:
             draft = (0, best + 1, max(1, best - 1))[self.rounds // EXPLORE % 3]
         return self._cut(b, drafting, min(depth, draft), rate) if draft else PLAIN
 
-    def _begin(self, rows: int, share: float, sampled: bool) -> None:
-        """This share of the batch is new."""
-        self.idle = LATE
-        self.acceptance.begin(share, sampled)
-        self.ledger.begin(rows, share, self.cost.plain(rows))
-        self._kept.clear()
-
-    def _uncut(self, rows: int, depth: int) -> Budget:
-        """A small draft that is not cut to what pays."""
-        self.uncut = True
-        return Budget(min(self.nodes, FIRST[0], max(2, MOST // rows)), depth)
-
     def _cut(self, rows: int, drafting: int, depth: int, rate: float) -> Budget:
-        """A draft that is cut to what pays; `rate`: tokens per second of the batch as things are."""
+        """A draft that is cut to what pays; `rate`: tokens per second of the batch as things are. A try after
+        a draft that kept no node is cut by its floor alone, or passes over nodes would not be measured again."""
         trust, draft = self.acceptance.trust, self.cost.drafts(rows)
-        price = self._kept.get((rows, depth))
-        if price is None:
+        if (price := self._kept.get((rows, depth))) is None:
             price = self._kept[rows, depth] = self.cost.price(rows, depth, self.nodes, trust)
         # A step of the drafter is worth it where the chance to get there makes up for its time.
         reach = min(0.5, rate * max(0.0, draft(2) - draft(1)) / drafting / trust)
         floor = min(0.25, 0.5 * rate / rows * (rows if price.summed else 1) * price.slope / trust)
-        return Budget(self.nodes, depth, floor=floor, reach=reach, price=price, rate=rate / rows)
+        return Budget(self.nodes, depth, floor, reach, None if self.trying and self.empty else price, rate / rows)
 
     def _forecast(self, rows: int, drafting: int) -> tuple[int, int, float]:
         """The best depth, the best one above 0, and the best one's tokens per second of the batch."""
-        kept = self._kept.get((rows, drafting, "forecast"))
-        if kept is None:
+        if (kept := self._kept.get((rows, drafting, "forecast"))) is None:
             shares = self.acceptance.shares(self.depth)
             tokens = accumulate((drafting * share for share in shares), initial=float(rows))
             seconds = self.cost.rounds_by_depth(rows, self.depth)
@@ -126,25 +111,23 @@ class AdaptiveBudget:
         b, drafting = report.rows, report.rows if report.drafting is None else report.drafting
         if not drafting:
             return
+        measuring, reading = self.measuring, self.idle >= LATE
         self.rounds += 1
+        self.idle = 0 if report.depth else self.idle + 1
         if self.rounds > 1:
-            self.cost.learn(report, self.idle >= LATE, self.uncut)
+            self.cost.learn(report, reading, measuring)
         seconds = report.draft_seconds + report.verify_seconds + report.rest_seconds
         self.ledger.pay(b, seconds)
         if self.rounds % STALE == 0 or self.rounds < 100:
             self._kept.clear()
-        if report.depth:
-            self._learn_draft(report, drafting, seconds)
-        self.idle = 0 if report.depth else self.idle + 1
-
-    def _learn_draft(self, report: Report, drafting: int, seconds: float) -> None:
-        b, plain = report.rows, self.cost.plain(report.rows)
-        self.empty = 0 if report.computed > b else self.empty + 1
+        if not report.depth:
+            return
+        self.empty, plain = report.computed == b, self.cost.plain(b)
         self.acceptance.learn(report.accepted, drafting, report.promised)
-        if self.idle >= LATE:
+        if reading:
             read = max(0.0, report.draft_seconds - self.cost.drafts(b)(report.depth))
             self.reading += 0.3 * (read - self.reading)
-        if not self.measuring:
+        if not measuring:
             lost = seconds - (b + sum(report.accepted)) * plain / b
             # Reading, or other work, makes a round long: that alone does not end drafts that should pay.
             self.ledger.charge(b, lost if self.trying else min(lost, 0.5 * self.ledger.hold(b, plain)))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
+from operator import mul
 from typing import Protocol, runtime_checkable
 
 from ..core.protocols import Drafting
@@ -58,11 +60,7 @@ def may_draft(rows: Rows, drafting: Drafting) -> Rows:
 
 def nodes(shape: Shape) -> int:
     """Nodes of a tree of this shape, the root included."""
-    count, layer = 1, 1
-    for width in shape:
-        layer *= width
-        count += layer
-    return count
+    return 1 + sum(accumulate(shape, mul))
 
 
 def check_shape(shape: Shape) -> None:

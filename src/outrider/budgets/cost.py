@@ -8,17 +8,17 @@ from ..core.price import Price
 from .budgeter import Report
 from .curve import Curve, nearest
 
-MOST = 96  # nodes of a batch together that a pass is priced for, and that a draft has when nothing is known
+PRICED = 96  # drafted nodes of a batch together that a pass is priced for
 
 
 @dataclass
 class CostModel:
     """Learned from rounds, and kept for each model and machine (`memory.py`).
 
-    A pass is timed with all of its round that is no draft. It costs by the nodes that it computes: those of all rows
-    where padding costs nothing (`summed`), else those of the widest row times the rows. Drafts, and how many nodes of a
-    depth are left when a tree has been cut, are kept by batch size; a size that was not measured is taken for the
-    nearest one.
+    A pass is timed with all of its round that is no draft. Its cost is a function of the nodes that it computes: those
+    of all rows where padding costs nothing (`summed`), else those of the widest row times the rows. Drafts, and how
+    many nodes of a depth are left when a tree has been cut, are kept by batch size; a batch size that was not measured
+    is assumed to behave like the nearest one.
     """
 
     verify: Curve = field(default_factory=Curve)  # by nodes computed
@@ -37,14 +37,14 @@ class CostModel:
         if not depth:
             self.alone.learn(b, seconds)
             return
-        if not (reading and self.draft) or report.draft_seconds < 0.5 * self.drafts(b)(depth):
+        if not reading or b not in self.draft:
             self.draft.setdefault(b, Curve(0.5)).learn(depth, report.draft_seconds)
         if not uncut:
             self.nodes.setdefault(b, Curve(1.0)).learn(depth, report.computed / b)
 
     def drafts(self, rows: int) -> Curve:
         """Seconds of a draft by depth."""
-        return self.draft.get(_nearest(self.draft, rows), NOTHING)
+        return self.draft.get(_nearest(self.draft, rows), Curve())
 
     def plain(self, rows: int) -> float:
         """Seconds of a round without drafts."""
@@ -54,19 +54,15 @@ class CostModel:
     def rounds_by_depth(self, rows: int, depth: int) -> list[float]:
         """[d]: seconds of a round that drafts to depth d."""
         like = _nearest(self.nodes, rows)  # as many nodes in all, where this batch size was not measured
-        nodes, draft = self.nodes.get(like, NOTHING), self.drafts(rows)
+        nodes, draft = self.nodes.get(like, Curve()), self.drafts(rows)
         sizes = [rows * max(2.0, 1 + (nodes(d) - 1) * like / rows) for d in range(1, depth + 1)]
         return [self.plain(rows), *(self.verify(size) + draft(d) for d, size in enumerate(sizes, 1))]
 
     def price(self, rows: int, depth: int, nodes: int, trust: float) -> Price:
         """Seconds of a round of this depth by its nodes, for trees that are cut where it pays best."""
-        step = 1 if self.summed else rows
-        most = rows * nodes if not self.summed else rows + min(MOST, rows * (nodes - 1))
+        sizes = range(rows, rows * nodes + 1, 1 if self.summed else rows)[: PRICED + 1]
         draft = self.drafts(rows)(depth)
-        return Price(tuple([self.verify(n) + draft for n in range(rows, most + 1, step)]), trust, self.summed)
-
-
-NOTHING = Curve()
+        return Price(tuple([self.verify(size) + draft for size in sizes]), trust, self.summed)
 
 
 def _nearest(tables: dict[int, Curve], rows: int) -> int:

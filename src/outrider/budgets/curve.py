@@ -1,4 +1,4 @@
-"""Seconds by size, learned from noisy measurements."""
+"""Means of noisy measurements, and curves of seconds by size through them."""
 
 from __future__ import annotations
 
@@ -8,32 +8,41 @@ from itertools import accumulate
 
 MEMORY = 10  # measurements that a mean remembers
 OUTLIER = 3.0  # times the mean that a measurement counts at most
-FAR = 1 << 20  # larger than any size
+
+
+@dataclass
+class Mean:
+    """A running mean: of all measurements at first, later with weight 1 / MEMORY for the last one."""
+
+    value: float = 0.0
+    count: int = 0
+
+    def add(self, value: float) -> None:
+        """Add a measurement. It counts at most OUTLIER times the mean."""
+        if self.count:
+            value = min(value, OUTLIER * self.value)
+        self.count = min(MEMORY, self.count + 1)
+        self.value += (value - self.value) / self.count
 
 
 @dataclass
 class Curve:
-    """Linear between means at 1, 2, 4, 8 and so on, and never falling.
+    """Seconds by size: piecewise linear and non-decreasing, through means at the sizes 1, 2, 4, 8 and so on.
 
-    A measurement at a size between them is moved to the nearest one along the curve.
+    A measurement at another size is moved along the curve to the nearest of these.
     """
 
-    slope: float = 0.02  # seconds per further unit, in those of size 1, where only one size is known
-    points: dict[int, float] = field(default_factory=dict)
-    counts: dict[int, int] = field(default_factory=dict)
+    slope: float = 0.02  # seconds per further unit, relative to those of size 1, where only one size was measured
+    points: dict[int, Mean] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._line: tuple[list[float], list[float]] | None = None  # drawn through the points
-        if self.points.keys() != self.counts.keys() or min(self.points, default=1) < 1:
-            raise ValueError("sizes are 1 or more, and each has a count")
 
     def learn(self, size: int, seconds: float) -> None:
         """Add a measurement."""
         knot = nearest(size)
         seconds = max(0.2 * seconds, seconds + self(knot) - self(size))
-        old = self.points.get(knot, seconds)
-        self.counts[knot] = min(MEMORY, self.counts.get(knot, 0) + 1)
-        self.points[knot] = old + (min(seconds, OUTLIER * old) - old) / self.counts[knot]
+        self.points.setdefault(knot, Mean()).add(seconds)
         self._line = None
 
     def __call__(self, size: float) -> float:
@@ -44,13 +53,14 @@ class Curve:
         return costs[i - 1] + (costs[i] - costs[i - 1]) * (size - low) / (high - low)
 
     def _draw(self) -> tuple[list[float], list[float]]:
-        """The knots and their seconds, from size 0 to FAR."""
+        """The knots and their seconds, from size 0. The last two also give the line beyond them."""
         sizes = sorted(self.points) or [1]
-        costs = [*accumulate((self.points.get(size, 0.0) for size in reversed(sizes)), min)][::-1]
-        rises = [(costs[i] - costs[i - 1]) / (sizes[i] - sizes[i - 1]) for i in range(1, len(sizes))]
-        rises = rises or [costs[0] * self.slope / (1 + self.slope * (sizes[0] - 1))]
-        first = max(costs[0] - rises[0] * sizes[0], 0.2 * costs[0])
-        self._line = [0, *sizes, FAR], [first, *costs, costs[-1] + rises[-1] * (FAR - sizes[-1])]
+        costs = [*accumulate((self.points.get(size, Mean()).value for size in reversed(sizes)), min)][::-1]
+        if len(sizes) > 1:
+            rise = (costs[1] - costs[0]) / (sizes[1] - sizes[0])
+        else:
+            rise = costs[0] * self.slope / (1 + self.slope * (sizes[0] - 1))
+        self._line = [0, *sizes], [max(costs[0] - rise * sizes[0], 0.2 * costs[0]), *costs]
         return self._line
 
 

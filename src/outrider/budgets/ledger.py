@@ -8,7 +8,7 @@ from .curve import nearest
 
 TRIES = 0.02  # of the time may be lost to drafts that do not pay; over the cube root of the batch size
 HOLD = 8.0  # plain rounds that may be owed where drafts should pay: a single round gives less by chance
-FORGIVEN = 1.0  # plain rounds that a new text takes off the debt
+FORGIVEN = 1.0  # plain rounds that a new text takes off the debt, by its share of the batch squared
 
 
 @dataclass
@@ -22,10 +22,6 @@ class Ledger:
     """
 
     debt: dict[int, float] = field(default_factory=dict)
-
-    def begin(self, rows: int, share: float, plain: float) -> None:
-        """This share of the batch is new; a plain round takes `plain` seconds."""
-        self.charge(rows, -FORGIVEN * share**2 * plain)
 
     def owed(self, rows: int) -> float:
         return self.debt.get(nearest(rows), 0.0)

@@ -2,7 +2,8 @@
 
 One file for each model, drafter, rule, precision and machine, with costs, acceptance, the scale of each drafter's
 confidences and what a mix has learned of its parts. All of these are dataclasses, whose fields are kept; other
-attributes belong to one run. Under `coupled` no text depends on the file.
+attributes belong to one run. A file of another FORMAT, or one that was damaged or edited (its checksum differs), is
+ignored. Under `coupled` no text depends on the file.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import json
 import math
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
@@ -19,18 +21,16 @@ from typing import Any
 
 from .. import kept, machine
 from ..schema import from_dict, to_dict
-from .adaptive import LEARN, AdaptiveBudget
+from .adaptive import AdaptiveBudget
 
 EVERY = 20.0  # seconds between two writes, at least
-FORMAT = 6
-LARGEST = 1e9  # nothing that is learned is larger, or below 0
+FORMAT = 7
 
 
 def file_of(device: str, *about: str) -> Path:
     """The file for a model, a drafter and what else costs depend on, on this machine's device with these threads."""
     here = machine.device(device), machine.processor(), str(os.cpu_count()), str(machine.threads())
-    text = "\n".join((*about, *here))
-    return kept.folder("budgets") / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
+    return kept.folder("budgets") / f"{_digest([*about, *here])[:32]}.json"
 
 
 @dataclass
@@ -40,8 +40,7 @@ class Memory:
     file: Path
     budget: AdaptiveBudget
     learners: Sequence[Any] = ()  # of the drafter (`Drafter.learners`)
-    rounds: int = 0  # of the budget when it was last written
-    at: float = -math.inf  # when
+    at: float = -math.inf  # when it was last written
 
     @property
     def parts(self) -> list[Any]:
@@ -49,14 +48,13 @@ class Memory:
 
     def recall(self) -> bool:
         """Take over what the file holds; False where there is none, or none that is valid."""
+        state = kept.read(self.file)
+        saved = state.get("parts", [])
+        if state.get("format") != FORMAT or state.get("sha256") != _digest(saved):
+            return False
         try:
-            text = self.file.read_text(encoding="utf-8")
-            state = json.loads(text, parse_int=_number, parse_float=_number, parse_constant=_number)
-            if state["format"] != FORMAT:
-                return False
-            pairs = zip(self.parts, state["parts"], strict=True)
-            learned = [(part, from_dict(type(part), values)) for part, values in pairs]
-        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            learned = [(part, from_dict(type(part), values)) for part, values in zip(self.parts, saved, strict=True)]
+        except (TypeError, ValueError):  # of another version of the program
             return False
         for part, new in learned:
             vars(part).update(vars(new))
@@ -65,18 +63,14 @@ class Memory:
     def keep(self) -> None:
         """Write what there is now, unless that was done a moment ago. A folder that cannot be written is no error."""
         now = monotonic()
-        if self.budget.rounds < self.rounds + LEARN or now < self.at + EVERY:
+        if self.budget.measuring or now < self.at + EVERY:
             return
-        self.rounds, self.at = self.budget.rounds, now
-        try:
-            kept.write(self.file, {"format": FORMAT, "parts": [to_dict(part) for part in self.parts]})
-        except OSError:
-            self.at = math.inf  # no further tries
+        self.at = now
+        saved = [to_dict(part) for part in self.parts]
+        with suppress(OSError):
+            kept.write(self.file, {"format": FORMAT, "sha256": _digest(saved), "parts": saved})
 
 
-def _number(text: str) -> float:
-    """A number of a file; ValueError for one that nothing learns."""
-    value = int(text) if text.isdigit() else float(text)
-    if not 0 <= value < LARGEST:
-        raise ValueError(text)
-    return value
+def _digest(value: Any) -> str:
+    """The SHA-256 of a value that JSON can hold."""
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()

@@ -108,10 +108,6 @@ class Rates:
 
     bins: list[Ratio] = field(default_factory=lambda: [Ratio() for _ in range(BINS)])
 
-    def __post_init__(self) -> None:
-        if len(self.bins) != BINS:
-            raise ValueError(f"there are {BINS} bins")
-
     def learn(self, family: Family) -> None:
         for confidence, hit in family.pairs:
             bin_of(self.bins, confidence).add(hit, keep=KEEP)

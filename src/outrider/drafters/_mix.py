@@ -117,8 +117,6 @@ class MixDrafting(Drafting):
 
     def propose(self, rows: Rows, budget: Budget) -> DraftTree:
         mix, coupled = self.mix, rows.rule == "coupled"
-        if new := sum(serial == 0 for serial in rows.serial):
-            mix.gate.begin(len(rows), new / len(rows))
         networks = [k for k, rate in enumerate(mix.rates) if rate is None]
         trees = {k: _cheap(part, rows, budget) for k, part in enumerate(self.parts) if k not in networks}
         allowed, chances = True, list[float]()
@@ -129,8 +127,8 @@ class MixDrafting(Drafting):
         began = mix.clock()
         for k in networks:
             trees[k] = Proposal.of(self.parts[k].propose(rows, budget) if allowed else root_only(rows.root))
-        if chances and allowed:
-            mix.gate.time(len(rows), mix.clock() - began, self.idle >= LATE)
+        if chances and allowed and self.idle < LATE:
+            mix.gate.seconds.learn(len(rows), mix.clock() - began)
         if allowed:
             self.idle = 0
         made = [trees[k] for k in range(len(self.parts))]
