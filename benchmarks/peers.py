@@ -143,7 +143,8 @@ def cell(row: dict[str, Any] | None) -> str:
     if row is None:
         return ""
     known = rates(row)
-    return f"{statistics.median(known):.1f} ({known[0]:.1f}-{known[-1]:.1f})"
+    spread = f" ({known[0]:.1f}-{known[-1]:.1f})" if len(known) > 1 else ""
+    return f"{statistics.median(known):.1f}{spread}"
 
 
 def mean_ratio(cells: dict[tuple[str, str], dict[str, Any]], name: str, other: str, of: list[str]) -> str:

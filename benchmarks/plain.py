@@ -4,6 +4,7 @@
 
 Everything is measured in turn, with as many threads, and given in tokens per second: the median of the repeats with the
 lowest and the highest. Prompts are random tokens, and decoding begins behind a single token, as in `llama-bench`.
+A last line has what the machine's memory allows: a text cannot be written faster than the file is read once a token.
 `--avx2` measures our passes as processors without AVX-512 have them; --llama is then the folder of such a build
 (docs/benchmarks.md).
 """
@@ -16,9 +17,12 @@ import random
 import statistics
 import subprocess
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from time import perf_counter
+
+import numpy as np
 
 from outrider import LLM, load, machine
 from outrider.backends.native import library
@@ -49,6 +53,17 @@ def peer(program: Path, model: Path, *work: object) -> float:
     return float(found["avg_ts"])
 
 
+def memory() -> float:
+    """Bytes that all threads read in a second from 1 GB of numbers: the median of seven times."""
+    parts, seconds = np.array_split(np.ones(1 << 28, np.float32), machine.threads()), []
+    with ThreadPoolExecutor(machine.threads()) as pool:
+        for _ in range(7):
+            began = perf_counter()
+            list(pool.map(np.max, parts))
+            seconds.append(perf_counter() - began)
+    return sum(part.nbytes for part in parts) / statistics.median(seconds)
+
+
 def measured(model: Path, given: argparse.Namespace) -> dict[str, dict[str, list[float]]]:
     """Tokens per second [engine][work], a figure for each repeat."""
     ours = {f"ours, {weights}": load(str(model), "none", weights=weights) for weights in given.weights}
@@ -64,6 +79,8 @@ def measured(model: Path, given: argparse.Namespace) -> dict[str, dict[str, list
     for _ in range(given.repeats):
         for (name, work), call in calls.items():
             figures.setdefault(name, {}).setdefault(work, []).append(call())
+        rate = memory() / model.stat().st_size
+        figures.setdefault("memory", {}).setdefault(f"{given.tokens} tokens", []).append(rate)
     return figures
 
 
@@ -89,7 +106,7 @@ def main() -> None:
         works = list(next(iter(engines.values())))
         print(f"| {name} | {' | '.join(works)} |", "|---" + "|--:" * len(works) + "|", sep="\n")
         for engine, figures in engines.items():
-            print(f"| {engine} | {' | '.join(cell(figures[work]) for work in works)} |")
+            print(f"| {engine} | {' | '.join(cell(figures[work]) if work in figures else '' for work in works)} |")
     if given.out:
         document = json.dumps({"avx2": given.avx2, "runs": runs, **machine.environment()}, indent=1)
         given.out.parent.mkdir(parents=True, exist_ok=True)

@@ -6,7 +6,9 @@ Writes docs/results.svg, and what stands between the `<!-- results -->` marks of
 from __future__ import annotations
 
 import argparse
+import re
 from dataclasses import dataclass
+from typing import Any
 
 import matplotlib
 
@@ -19,6 +21,7 @@ from .document import Document
 from .page import replaced
 from .rows import read
 from .studies import ROOT
+from .tables import engines
 
 # method -> label; transformers' own first
 STOCK = {"transformers": "transformers generate"}
@@ -113,6 +116,22 @@ def value(figure: Estimate | None) -> float:
     return figure.value
 
 
+def coder() -> str:
+    """The coder beside llama.cpp, with how it was measured."""
+    document: dict[str, Any] = read("engines/coder")
+    run = document["run"]
+    about = f"""
+Tokens per second of Qwen2.5-Coder-1.5B-Instruct from its `Q4_K_M` file, one text at a time at T = 0, with the time of
+its prompts. Outrider with `--weights {run["weights"]}`: plain, with suffix decoding (drafts), with the 0.5B's file as
+draft model (draft). llama.cpp's own server, the same files: plain, with its n-grams (lookup), with that draft model.
+{run["limit"]} prompts of each task, at most {run["tokens"]} tokens; two cores of an {run["machine"]["processor"]},
+{run["started"][:10]}, by `benchmarks/peers.py`.
+"""
+    counts = re.findall(r"(.*), T = .*: (\d+ of \d+) texts", "\n".join(document["same"]))
+    same = f"Texts as without drafts: {'; '.join(f'{name} {count}' for name, count in counts)}."
+    return "\n".join([about.lstrip(), engines(0.0)(document), "", same])
+
+
 def note() -> str:
     """What stands between the marks of the README."""
     heads = (
@@ -133,7 +152,7 @@ the papers used, without those whose plain text loops; torch {torch}, transforme
 """
     table = [f"| {' | '.join(row)} |" for row in (heads, *map(cells, LINES))]
     table.insert(1, "|---|--:|--:|--:|--:|--:|--:|---|")
-    return "\n".join(["![Tokens per second by method](docs/results.svg)", words, *table])
+    return "\n".join([coder(), "", "![Tokens per second by method](docs/results.svg)", words, *table])
 
 
 def main() -> None:
