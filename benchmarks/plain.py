@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import statistics
 import subprocess
@@ -27,6 +28,7 @@ import numpy as np
 from outrider import LLM, load, machine
 from outrider.backends.native import library
 from outrider.files import replace
+from outrider.params import InputError
 
 
 def prefill(llm: LLM, tokens: int) -> float:
@@ -49,8 +51,8 @@ def peer(program: Path, model: Path, *work: object) -> float:
     """What llama-bench measures in one run of this work."""
     command = [program, "-m", model, "-t", machine.threads(), "-r", 1, "-o", "json", *work]
     done = subprocess.run([*map(str, command)], check=True, capture_output=True, text=True)
-    (found,) = json.loads(done.stdout)
-    return float(found["avg_ts"])
+    (result,) = json.loads(done.stdout)
+    return float(result["avg_ts"])
 
 
 def memory() -> float:
@@ -101,7 +103,14 @@ def main() -> None:
     given = parser.parse_args()
     if given.avx2:
         library.FLAGS = tuple("-march=x86-64-v3" if flag == "-march=native" else flag for flag in library.FLAGS)
-    runs = {model.name: measured(model, given) for model in given.models}
+    if min(given.repeats, given.tokens - 1, *given.prompts) < 1:
+        parser.error("--repeats and --prompts are at least 1, --tokens at least 2")
+    if given.llama and not os.access(given.llama / "llama-bench", os.X_OK):
+        parser.error(f"there is no program llama-bench in {given.llama}")
+    try:
+        runs = {model.name: measured(model, given) for model in given.models}
+    except InputError as error:
+        parser.error(str(error))
     for name, engines in runs.items():
         works = list(next(iter(engines.values())))
         print(f"| {name} | {' | '.join(works)} |", "|---" + "|--:" * len(works) + "|", sep="\n")

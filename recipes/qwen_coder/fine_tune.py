@@ -65,8 +65,11 @@ def main() -> None:
     parser.add_argument("--rank", type=int, default=16, help="of the adapter")
     parser.add_argument("--lr", type=float, default=2e-4, help="learning rate")
     a = parser.parse_args()
-    with a.data.open(encoding="utf-8") as file:
-        lines = [json.loads(line)["messages"] for line in file]
+    try:
+        with a.data.open(encoding="utf-8") as file:
+            lines = [json.loads(line)["messages"] for line in file]
+    except (OSError, ValueError, KeyError, TypeError):
+        parser.error(f"{a.data} cannot be read as JSON lines with messages")
     if len(lines) <= a.questions:
         parser.error(f"{a.data} has {len(lines)} dialogues, no more than --questions")
     dialogues, rest = lines[: min(a.steps, len(lines) - a.questions)], lines[-a.questions :]
