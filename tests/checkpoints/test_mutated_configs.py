@@ -100,7 +100,7 @@ def test_a_drafter_with_a_wrong_field_drafts_or_is_refused(name: str, tmp_path: 
     check(place, {**head, **config}, lambda made: draft(f"{head['outrider_method']}:{place}"))
 
 
-@pytest.mark.parametrize("name", ["mamba", "llama"])
+@pytest.mark.parametrize("name", ["mamba", pytest.param("llama", marks=pytest.mark.slow)])
 def test_a_draft_model_with_a_wrong_field_drafts_or_is_refused(name: str, tmp_path: Path) -> None:
     folder = Path(shipped.shipped(f"demo/{name}"))
     place = linked(folder, tmp_path / "drafter")

@@ -14,10 +14,9 @@ from compiled_code import needs_code
 from gguf_files import write
 from small import BASE, build
 from transformers import LlamaConfig, LlamaForCausalLM
-from wrong_code import mutated
 
 import outrider
-from outrider import InputError, machine
+from outrider import InputError
 from outrider.backends.native.abi import INTEGER
 from outrider.backends.native.target import NativeTarget, load
 from outrider.backends.native.weights import Matrix
@@ -159,22 +158,3 @@ def test_the_audit_wants_full_weights(tmp_path: Path) -> None:
     llm = outrider.load(write(tmp_path / "m.gguf", stock(), "Q4_1"), "none", weights="native")
     with pytest.raises(InputError, match="leave weights out"):
         audit(llm)
-
-
-def test_a_late_thread_still_reads_its_own_activations(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """79 rows are 64, whose activations threads quantise together in the first one's scratch, and fifteen, for which
-    each has its own. The first thread is slow with the latter, while the others begin the next GEMM."""
-    line = "multiply_lanes(acts, rows, width, w, j, outputs, scratch, results);"
-    nap = "for (volatile int i = 0; WRONG && !thread->index && rows < SHARED_ROWS && i < 20000; i++);"
-    text = [[3 + 7 * i % 4000 for i in range(79)]]
-    before = machine.threads()
-    with mutated(monkeypatch, tmp_path, [("gemm/matmul.h", line, f"{nap} {line}")], 0):
-        target = outrider.load("demo", "none", weights="int8").target
-        bits = []
-        for threads in (1, 8):
-            machine.use_threads(threads)
-            try:
-                bits.append([chunk.output.logits.tobytes() for chunk in target.open(1).prefill(text)])
-            finally:
-                machine.use_threads(before)
-    assert bits[0] == bits[1]

@@ -16,7 +16,7 @@ import torch
 from bits import text_of, trees_differ
 from compiled_code import needs_code
 from gguf_files import write
-from small import build, sequential
+from small import build
 from test_target import TAPS, outputs, text
 
 from outrider.backends.native.checkpoint import open_checkpoint
@@ -121,9 +121,10 @@ def saved(model: Any, folder: Path) -> Path:
     return folder
 
 
+@torch.no_grad()
 def right(model: Any, tokens: list[int]) -> np.ndarray:
-    """Log-probabilities [len, v] of the stock forward, one token at a time."""
-    return sequential(model, tokens)[0].float().log_softmax(-1).numpy()
+    """Log-probabilities [len, v] of the stock forward."""
+    return model(torch.tensor([tokens])).logits[0].float().log_softmax(-1).numpy()
 
 
 def logits_of(target: Target, tokens: list[int]) -> np.ndarray:

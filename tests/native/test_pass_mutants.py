@@ -11,6 +11,8 @@ from compiled_code import needs_code
 from small import build
 from wrong_code import Mutant, mutated
 
+import outrider
+from outrider import machine
 from outrider.backends.native import library as native
 from outrider.backends.torch.module import ModuleTarget
 from outrider.backends.torch.validate import validate
@@ -90,6 +92,13 @@ MUTANTS: dict[str, tuple[torch.dtype, Mutant]] = {
     ),
 }
 NAMES = [*MUTANTS]
+LATE: Mutant = (  # the first thread naps while it has activations of its own
+    "gemm/matmul.h",
+    "multiply_lanes(acts, rows, width, w, j, outputs, scratch, results);",
+    "for (volatile int nap = 0; WRONG && !thread->index && rows < SHARED_ROWS && nap < 20000; nap++);"
+    " multiply_lanes(acts, rows, width, w, j, outputs, scratch, results);",
+)
+LINES = [*(line for _, line in MUTANTS.values()), LATE]  # in one library
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)
@@ -106,8 +115,8 @@ def test_a_wrong_order_of_sums_changes_bits(
     if dtype == HALF and not native.tiles():
         pytest.skip("this processor has no tiles")
     sizes = SIZES if dtype == WHOLE else {**SIZES, "intermediate_size": 1024, "head_dim": 256}
-    model, lines = build("llama", dtype, **sizes), [line for _, line in MUTANTS.values()]
-    with mutated(monkeypatch, tmp_path, lines, NAMES.index(mutant)):
+    model = build("llama", dtype, **sizes)
+    with mutated(monkeypatch, tmp_path, LINES, NAMES.index(mutant)):
         target = ModuleTarget(model)
         report = validate(target)
         assert report.worst < report.allowed
@@ -120,6 +129,23 @@ def test_the_code_around_wrong_lines_changes_none(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The control of the test above: where no mutant is chosen, drafts change no bit."""
-    with mutated(monkeypatch, tmp_path, [line for _, line in MUTANTS.values()], -1):
+    with mutated(monkeypatch, tmp_path, LINES, -1):
         target = ModuleTarget(build("llama", dtype, **SIZES))
         assert trees_differ(target, [text_of(1, 108), text_of(2, 46)], [76, 14], deep=6) == 0
+
+
+def test_a_late_thread_still_reads_its_own_activations(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """79 rows are 64, whose activations threads quantise together in the first one's scratch, and fifteen, for which
+    each has its own. The first thread is slow with the latter, while the others begin the next GEMM."""
+    text = [[3 + 7 * i % 4000 for i in range(79)]]
+    before = machine.threads()
+    with mutated(monkeypatch, tmp_path, LINES, LINES.index(LATE)):
+        target = outrider.load("demo", "none", dtype="bfloat16", weights="int8").target
+        bits = []
+        for threads in (1, 8):
+            machine.use_threads(threads)
+            try:
+                bits.append([chunk.output.logits.tobytes() for chunk in target.open(1).prefill(text)])
+            finally:
+                machine.use_threads(before)
+    assert bits[0] == bits[1]

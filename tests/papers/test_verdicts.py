@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
@@ -265,6 +266,7 @@ def contexts_(good: bool) -> dict[str, Document]:
     return results
 
 
+@cache
 def planted(paper: str, good: bool) -> dict[str, Any]:
     """Everything that a judge may read, for both models."""
     report = World(paper, good).report()

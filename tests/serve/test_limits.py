@@ -239,8 +239,8 @@ def test_closing_one_does_not_scan_every_connection(
 
     monkeypatch.setattr(Connection, "idle", property(counted))
     served = start(service_of(llm, loaded, "demo", limits=Limits(connections=20)))
-    made = [socket.create_connection(("127.0.0.1", served.port), timeout=20) for _ in range(100)]
-    for sock in made[:80]:
+    made = [socket.create_connection(("127.0.0.1", served.port), timeout=20) for _ in range(40)]
+    for sock in made[:20]:
         assert sock.recv(1) == b""
     assert looked[0] < 5 * len(made)
     assert served.post(PATH, ASKED)

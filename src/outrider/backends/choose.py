@@ -17,8 +17,8 @@ from ..names import Place, check_native, find
 from ..params import InputError, check_weights
 from .native.checkpoint import Checkpoint, open_checkpoint, read_json
 from .native.families import describe
-from .native.library import library
-from .native.target import NativeTarget
+from .native.library import suits
+from .native.target import NativeTarget, code_for
 from .native.text_tokenizer import eos_of, load_tokenizer
 
 PRECISIONS = "auto", "float32", "bfloat16"
@@ -59,10 +59,11 @@ def load(
     if weights != "full":
         device = check_integers(weights, device, dtype, compile)
     ours = device in ("auto", "cpu") and dtype in PRECISIONS and compile is not False
-    if ours and not options and (files := readable(place, device)) is not None:
+    precision = place.dtype if dtype == "auto" else dtype
+    if ours and not options and (files := readable(place, device, precision)) is not None:
         with ThreadPoolExecutor(1) as beside:  # a vocabulary takes about as long as the weights
             reading = beside.submit(load_tokenizer, files.place)
-            target = NativeTarget(files, place.dtype if dtype == "auto" else dtype, weights)
+            target = NativeTarget(files, precision, weights)
             tokenizer = reading.result()
         target.stock = partial(_stock, place)
         return Loaded(target, tokenizer, eos_of(files.place, files.config, tokenizer), str(place), place)
@@ -83,12 +84,13 @@ def check_integers(weights: str, device: str, dtype: str, compile: bool | None) 
     return "cpu"
 
 
-def readable(place: Place, device: str = "auto") -> Checkpoint | None:
-    """The files of a model that native passes serve on this machine; None where torch must. A hub id is fetched.
+def readable(place: Place, device: str = "auto", dtype: str = "auto") -> Checkpoint | None:
+    """The files of a model that native passes serve on this machine in this precision; None where torch must. A hub id
+    is fetched.
 
     With `device` auto, a machine with a GPU is left to torch, where that is installed.
     """
-    if library("bfloat16", "float32") is None or (device == "auto" and has_gpu() and find_spec("torch") is not None):
+    if not suits() or (device == "auto" and has_gpu() and find_spec("torch") is not None):
         return None
     try:
         folder = Path(place.where) if Path(place.where).exists() else hub.folder(place.where, place.hint, ABOUT)
@@ -98,7 +100,7 @@ def readable(place: Place, device: str = "auto") -> Checkpoint | None:
                 return None
             folder = folder if Path(place.where).exists() else hub.folder(place.where, place.hint, (*ABOUT, WEIGHTS))
         files = open_checkpoint(folder / place.gguf if place.gguf else folder)
-        return files if files.description.layers else None
+        return files if files.description.layers and code_for(files, dtype) is not None else None
     except InputError:
         if find_spec("torch") is None:
             raise

@@ -128,7 +128,7 @@ def load(
     from ..params import InputError
     from ..training import data as text
 
-    if not stock and dtype in choose.PRECISIONS and choose.readable(place, device) is not None:
+    if not stock and dtype in choose.PRECISIONS and choose.readable(place, device, dtype) is not None:
         loaded = choose.load(place, dtype=dtype, device=device)
         return loaded.target, list(text.read(data, loaded.tokenizer))
     tokenizer = torch.load_tokenizer(place, trust_remote_code)

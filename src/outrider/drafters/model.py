@@ -170,11 +170,12 @@ def _native(where: str, target: Target, dtype: str, vocab: str, weights: str) ->
         check_native(place)
     if not isinstance(target, NativeTarget) or dtype not in PRECISIONS:
         return None
-    files = readable(place, "cpu")
+    if dtype == "auto" and not (target.halves and target.precision == "float32"):
+        dtype = target.precision
+    files = readable(place, "cpu", dtype)
     if files is None or (vocab == "same" and names_in(files.config) is not None):
         return None
-    own = "auto" if target.halves and target.precision == "float32" else target.precision
-    made = partial(NativeTarget, files, own if dtype == "auto" else dtype)
+    made = partial(NativeTarget, files, dtype)
     if weights == "auto" and place.gguf:
         with suppress(InputError):  # a file without quants
             return made("native")

@@ -50,7 +50,7 @@ class NativeTarget(Target):
     def __init__(self, checkpoint: Checkpoint, dtype: str = "auto", way: str = "full"):
         self.checkpoint, made = checkpoint, checkpoint.description
         halves, rest = _precisions(checkpoint.kept_in, dtype)
-        code = library("bfloat16" if halves else "float32", rest)
+        code = code_for(checkpoint, dtype)
         if code is None:
             raise InputError(
                 "there is no native code for this processor here: install a wheel that carries it, or a C compiler"
@@ -175,6 +175,12 @@ def load(place: str | Path, dtype: str = "auto", way: str = "full") -> NativeTar
         InputError: in one sentence, why it cannot be had.
     """
     return NativeTarget(open_checkpoint(place), dtype, way)
+
+
+def code_for(checkpoint: Checkpoint, dtype: str = "auto") -> Library | None:
+    """The compiled code that these files need in this precision; None where this machine has none."""
+    halves, rest = _precisions(checkpoint.kept_in, dtype)
+    return library("bfloat16" if halves else "float32", rest)
 
 
 def _precisions(kept_in: str, dtype: str) -> tuple[bool, str]:
