@@ -90,10 +90,10 @@ def main() -> None:
     for group in range(len(done), -(-len(asked) // GROUP)):
         texts = asked[group * GROUP : (group + 1) * GROUP]
         drafter, temperature, batch = plan(group, specs)
-        law = {"temperature": temperature, "seed": group, "max_new_tokens": given.tokens, "ignore_eos": True}
+        options = {"temperature": temperature, "seed": group, "max_new_tokens": given.tokens, "ignore_eos": True}
         began = time.time()
-        plain = load("none").generate(texts, batch_size=GROUP, **law)
-        drafted = load(drafter).generate(texts, batch_size=batch, **law)
+        plain = load("none").generate(texts, batch_size=GROUP, **options)
+        drafted = load(drafter).generate(texts, batch_size=batch, **options)
         same = sum(a.tokens == b.tokens for a, b in zip(plain, drafted, strict=True))
         line = {
             "asked": how, "group": group, "drafter": drafter, "temperature": temperature, "batch": batch,

@@ -100,7 +100,7 @@ def real(target: Any, answered: Sequence[list[int]]) -> Array:
 
 
 def extended(logits: Array, vocabulary: int) -> Array:
-    """The same laws over a larger vocabulary, or a smaller one."""
+    """The same distributions over a larger vocabulary, or a smaller one."""
     places, v = logits.shape
     dice = np.random.default_rng(0)
     order = [np.arange(v), *(dice.permutation(v) for _ in range(vocabulary // v))]
@@ -122,10 +122,10 @@ def batch_of(target: Any, answered: Sequence[list[int]], sampling: Sampling, voc
 
 
 def measure(
-    target: Any, answered: Sequence[list[int]], laws: Array, settings: dict[str, Sampling], repeats: int
+    target: Any, answered: Sequence[list[int]], real_logits: Array, settings: dict[str, Sampling], repeats: int
 ) -> list[Found]:
-    """All settings in turn, in rows that have written these answers, with these laws [places, v]."""
-    b, (places, v) = len(answered), laws.shape
+    """All settings in turn, in rows that have written these answers, with these logits [places, v]."""
+    b, (places, v) = len(answered), real_logits.shape
     session = opened(target, answered, 1)
     tree = root_only([ids[-1] for ids in answered])
     batches = {name: batch_of(target, answered, sampling, v) for name, sampling in settings.items()}
@@ -136,7 +136,7 @@ def measure(
             began = perf_counter()
             session.forward(tree)
             passed = perf_counter() - began
-            logits[:, 0] = laws[np.arange(turn * b, (turn + 1) * b) % places]
+            logits[:, 0] = real_logits[np.arange(turn * b, (turn + 1) * b) % places]
             for row in batch.rows:
                 row.length += 1
             question = Question(batch.view(), tree, logits, [row.row_text() for row in batch.rows])
@@ -185,7 +185,7 @@ def main() -> None:
     if max(max(ids) for ids in answered) >= min(given.vocabularies):
         parser.error("the answers have tokens that the smallest vocabulary lacks")
     target, found = llm.target, []
-    laws = real(target, answered)
+    real_logits = real(target, answered)
     print(f"{threads()} threads, {given.model}, {target.arithmetic}", flush=True)
     print(
         "| vocabulary | rows | settings | a pass, ms | the draw, µs | of a round |",
@@ -193,7 +193,7 @@ def main() -> None:
         sep="\n",
     )
     for vocabulary in given.vocabularies:
-        wide = extended(laws, vocabulary)
+        wide = extended(real_logits, vocabulary)
         for rows in given.rows:
             for row in measure(target, answered[:rows], wide, SETTINGS, given.repeats):
                 cells = cell(row.pass_ms, 1), cell(row.draw_us, 0), f"{row.share:.1%}"

@@ -171,11 +171,11 @@ def main() -> None:
         parser.error(f"--turns is at least 1, not {given.turns}")
     rows, gap = [], 0.0
     with ours(given.model, given.drafter or [], given.rows) as url:
-        law, counted = {"temperature": given.temperature}, {"stream_options": {"include_usage": True}}
+        sampling, counted = {"temperature": given.temperature}, {"stream_options": {"include_usage": True}}
         servers = [
-            Server("plain", url, {**law, **counted, "outrider": {"speculate": False}}, ours=True),
-            Server("speculating", url, {**law, **counted}, ours=True),
-            *(Server(n, u, {**law, "model": given.peer_model} if given.peer_model else law)
+            Server("plain", url, {**sampling, **counted, "outrider": {"speculate": False}}, ours=True),
+            Server("speculating", url, {**sampling, **counted}, ours=True),
+            *(Server(n, u, {**sampling, "model": given.peer_model} if given.peer_model else sampling)
               for n, u in (peer.split("=", 1) for peer in given.peer)),
         ]  # fmt: skip
         for server in servers:  # the first texts load, record and learn

@@ -3,9 +3,9 @@
     python benchmarks/weights.py smollm2 --task mt-bench gsm8k --data DIR --limit 12
 
 Read are the tasks' prompts with their reference answers, as plain text, each to `--length` tokens. For every way: the
-mean -log p of the texts' tokens in nats; how far its law is from that of full weights (Kullback-Leibler divergence, the
-full law's expectation of the difference of log p, in nats a token); and at how many places both have the same most
-likely token. Each way computes as it decodes, by its own passes. (A .gguf file's full weights are what its few bits
+mean -log p of the texts' tokens in nats; how far its distribution is from that of full weights (Kullback-Leibler
+divergence, in nats a token); and at how many places both have the same most likely token. Each way computes as it
+decodes, by its own passes. (A .gguf file's full weights are what its few bits
 stand for; `native` rounds activations as well, and `int8` the weights once more.)
 """
 
@@ -48,7 +48,7 @@ def load(model: str, way: str) -> outrider.LLM:
     return outrider.load(model, "none", weights=way)
 
 
-def laws(target: Target, ids: list[int]) -> Array:
+def log_probabilities(target: Target, ids: list[int]) -> Array:
     """float64 [len(ids) - 1, v]: log-probabilities of every token but the first, by the target's own passes."""
     logits = own_logits(target, ids[:1], ids[1:])
     logits -= logits.max(-1, keepdims=True)
@@ -59,14 +59,14 @@ def costs(targets: dict[str, Target], texts: list[list[int]]) -> dict[str, Cost]
     """What these texts cost with every way of keeping the weights; "full" is one of them."""
     found = {way: Cost() for way in targets}
     for i, ids in enumerate(texts, 1):
-        each = {way: laws(target, ids) for way, target in targets.items()}
+        each = {way: log_probabilities(target, ids) for way, target in targets.items()}
         right = each[FULL]
-        for way, law in each.items():
+        for way, own in each.items():
             one = found[way]
-            one.tokens += len(law)
-            one.loss -= float(law[np.arange(len(law)), ids[1:]].sum())
-            one.divergence += float((np.exp(right) * (right - law)).sum())
-            one.same += int((right.argmax(-1) == law.argmax(-1)).sum())
+            one.tokens += len(own)
+            one.loss -= float(own[np.arange(len(own)), ids[1:]].sum())
+            one.divergence += float((np.exp(right) * (right - own)).sum())
+            one.same += int((right.argmax(-1) == own.argmax(-1)).sum())
         print(f"{i} of {len(texts)} texts", end="\r", file=sys.stderr, flush=True)
     print(file=sys.stderr)
     return found

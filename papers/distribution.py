@@ -24,7 +24,7 @@ from outrider.bench.types import Method, weights_of
 from outrider.llm import LLM
 from outrider.proofs.logits import logits
 
-from .document import LawTest
+from .document import DistributionTest
 
 BINS = 20  # of the histogram of u
 LEAST = 200  # tokens: fewer do not tell distributions apart
@@ -68,7 +68,7 @@ class Tests:
     texts: dict[tuple[Any, ...], list[float]] = field(default_factory=dict)
     cells: dict[tuple[Any, ...], list[float]] = field(default_factory=dict)
 
-    def add(self, group: Group, method: Method) -> LawTest | None:
+    def add(self, group: Group, method: Method) -> DistributionTest | None:
         """Read a cell's texts; the test of the cell alone."""
         if group.temperature == 0 or not methods.lossless(method):
             return None
@@ -82,7 +82,7 @@ class Tests:
         self.cells[group.task.name, group.temperature, group.batch, method.name] = us
         return tested(us)
 
-    def pooled(self) -> dict[tuple[float, int, str], LawTest]:
+    def pooled(self) -> dict[tuple[float, int, str], DistributionTest]:
         """The tests over all tasks together, which are stronger, by (temperature, batch size, method)."""
         us: dict[tuple[float, int, str], list[float]] = {}
         for (_, *key), mine in self.cells.items():
@@ -90,7 +90,7 @@ class Tests:
         return {key: test for key, mine in us.items() if (test := tested(mine))}
 
 
-def tested(us: Sequence[float]) -> LawTest | None:
+def tested(us: Sequence[float]) -> DistributionTest | None:
     """The test of these u; None of too few."""
     p = law_test(us)
-    return None if p is None else LawTest(len(us), p)
+    return None if p is None else DistributionTest(len(us), p)

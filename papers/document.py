@@ -39,7 +39,7 @@ class Memory:
 
 
 @dataclass(frozen=True)
-class LawTest:
+class DistributionTest:
     """The test that sampled tokens follow the target's distribution; see `distribution.py`."""
 
     tokens: int
@@ -77,7 +77,7 @@ class Cell(bench.Cell):
     positions: list[Position] = field(default_factory=list)
     memory: Memory | None = None
     theory: Comparison | None = None
-    law: LawTest | None = None
+    distribution: DistributionTest | None = None
     quality: Quality | None = None
     reliability: Reliability | None = None
 
@@ -86,7 +86,7 @@ class Cell(bench.Cell):
 class Mean(bench.Mean):
     """Means over tasks, or figures of all prompts pooled, whatever their task."""
 
-    law: LawTest | None = None
+    distribution: DistributionTest | None = None
     # of pooled prompts:
     prompts: int = 0
     looping: int = 0  # left out

@@ -7,13 +7,13 @@ many tokens as the best tree of that size can. From there down to what was measu
     the nodes      that pass            ->  the pass over the whole tree
     the drafter    the best tree of that many nodes and depths  ->  the trees that were drafted
     the rule       what those trees are worth to fresh draws of the target  ->  what the rule accepted
-                   (above 1 under `coupled`: shared noise makes the drafter guess the draw, not only the law)
+                   (above 1 under `coupled`: shared noise makes the drafter guess the draw, not only the distribution)
     drafting       the pass alone  ->  the pass and the draft
     the engine     pass and draft  ->  all the rest of a round
 
-The best tree knows the target's law: it holds the largest path probabilities, whose sum is its expected length, and
-is grown by the target as its own drafter. At T = 0 the law is certain and the best tree a chain of as many tokens as
-the nodes allow.
+The best tree knows the target's distribution: it holds the largest path probabilities, whose sum is its expected
+length, and is grown by the target as its own drafter. At T = 0 that distribution is a single token, and the best tree a
+chain of as many tokens as the nodes allow.
 """
 
 from __future__ import annotations
@@ -71,10 +71,10 @@ def expected(tree: DraftTree, logits: Any, temperature: float) -> list[float]:
     """Tokens a round of each row's tree, the target's own counted: the sum of its paths' probabilities."""
     found, scores, sampling = [], host(logits), Sampling(temperature)
     for b, (tokens, parents, _) in enumerate(tree.host):
-        law = [distribution(scores[b, node], sampling) for node in range(len(tokens))]
+        chances = [distribution(scores[b, node], sampling) for node in range(len(tokens))]
         reach = [1.0]
         for token, parent in zip(tokens[1:], parents[1:], strict=True):
-            reach.append(reach[parent] * float(law[parent][token]))
+            reach.append(reach[parent] * float(chances[parent][token]))
         found.append(math.fsum(reach))
     return found
 

@@ -92,8 +92,10 @@ def capacity(document: Document, groups: Sequence[Group], runner: Runner, limit:
             if cell.state != "done" or not isinstance(peer, Ours):
                 continue
             ids = [runner.ids(group.task, p, []) for p in group.chunks[0]]
-            law = Sampling(group.temperature)
-            batch, _ = Batch.start(peer.engine, [Row(Request(i, 0, runner.tokens, law), n) for n, i in enumerate(ids)])
+            sampling = Sampling(group.temperature)
+            batch, _ = Batch.start(
+                peer.engine, [Row(Request(i, 0, runner.tokens, sampling), n) for n, i in enumerate(ids)]
+            )
             if batch is None or len(batch.rows) < len(ids):  # what those that left have held would be shared out
                 continue
             batch.round()

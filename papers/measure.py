@@ -99,14 +99,15 @@ def judge_laws(document: Document, analysis: Analysis, grid: Grid) -> None:
         for method in group.methods:
             cell = by[group.task.name, group.temperature, group.batch, method.name]
             if cell.result:
-                cell.law = tests.add(group, method)
-    laws = tests.pooled()
+                cell.distribution = tests.add(group, method)
+    distributions = tests.pooled()
     for cell in document.cells:
-        law = laws.get((*cell.setting, cell.method))
-        if law and law.p < REFUSED and cell.result:
-            analysis.strike(cell, {f"its tokens do not follow the target's distribution (p = {law.p:.1e})"})
+        distribution = distributions.get((*cell.setting, cell.method))
+        if distribution and distribution.p < REFUSED and cell.result:
+            analysis.strike(cell, {f"its tokens do not follow the target's distribution (p = {distribution.p:.1e})"})
     document.macro = [
-        replace(extended(Mean, m), law=laws.get((*m.setting, m.method))) for m in analysis.means(document.cells)
+        replace(extended(Mean, m), distribution=distributions.get((*m.setting, m.method)))
+        for m in analysis.means(document.cells)
     ]
 
 
@@ -117,7 +118,7 @@ def pooled(document: Document, analysis: Analysis) -> list[Mean]:
         here = [c for c in document.cells if c.setting == macro.setting]
         calm = [c for c in here if not c.loops] or here
         cells = [c for c in calm if c.method == macro.method and c.state == "done" and c.key in analysis.figures]
-        mean = Mean(*macro.setting, macro.method, macro.tasks, law=macro.law)
+        mean = Mean(*macro.setting, macro.method, macro.tasks, distribution=macro.distribution)
         found.append(mean)
         fill(mean, {k: sum(getattr(c, k) for c in cells) for k in ("looping", "same_text", "compared")})
         tables = [analysis.tables[c.key] for c in cells]

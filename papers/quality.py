@@ -1,7 +1,7 @@
 """What a lossy method costs: its texts judged by the target that they should have come from.
 
-A rule that changes the law (typical acceptance), or a target that was changed to be guessed more easily (Medusa-2,
-judged by `--judge ORIGINAL`), gets beside its speed
+A rule that changes the distribution (typical acceptance), or a target that was changed to be guessed more easily
+(Medusa-2, judged by `--judge ORIGINAL`), gets beside its speed
 
     log_likelihood   mean log p of its tokens under the judge at T = 1, in nats a token; `plain`: that of plain decoding
     held_out_loss    mean -log p of the reference answers under the decoding target, where a task has some

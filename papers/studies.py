@@ -193,8 +193,8 @@ STUDIES: dict[str, Study | Callable[[], Study]] = {
     "temperatures": replace(BASE, drafters=(f"{HASS}@16x6", f"{CHAIN}@6x5"), rules=("coupled", "rejection", "typical"),
                             temperatures=(0.0, 0.3, 0.6, 1.0), limit=3),
     # Sampled under `rejection`, as many tokens as a bias of 0.0026 takes to be seen.
-    "laws": replace(BASE, tokens=256, temperatures=(1.0,), limit=23, batch_sizes=(23,), peers=(), explain=False,
-                    keep_loops=True, drafters=tuple(f"{name}={spec}@rejection" for name, spec in (
+    "distributions": replace(BASE, tokens=256, temperatures=(1.0,), limit=23, batch_sizes=(23,), peers=(),
+                    explain=False, keep_loops=True, drafters=tuple(f"{name}={spec}@rejection" for name, spec in (
                         ("chain", "model?tree=chain@6x5"), ("sampled tree", "model@3,2,1"),
                         ("dynamic tree", "eagle:demo?scale=1@16x5")))),
     "calibration": replace(BASE, drafters=tuple(f"{label}={spec}" for label, spec in (

@@ -29,7 +29,10 @@ def start(job: dict[str, Any]) -> tuple[str, Write, Decode]:
 
     def write(prompts: Texts, temperature: float, batch: int) -> Texts:
         found: Texts = []
-        law = {"do_sample": temperature > 0, **({"temperature": temperature, "top_k": 0} if temperature else {})}
+        sampling = {
+            "do_sample": temperature > 0,
+            **({"temperature": temperature, "top_k": 0} if temperature else {}),
+        }
         torch.manual_seed(1)
         for first in range(0, len(prompts), batch):
             group = prompts[first : first + batch]
@@ -38,7 +41,7 @@ def start(job: dict[str, Any]) -> tuple[str, Write, Decode]:
             mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in group])
             made = model.generate(
                 ids, attention_mask=mask, max_new_tokens=job["tokens"], pad_token_id=pad, eos_token_id=job["ends"],
-                **law, **more,
+                **sampling, **more,
             )  # fmt: skip
             found += made[:, longest:].tolist()
         return found

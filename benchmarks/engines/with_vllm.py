@@ -33,20 +33,20 @@ def start(job: dict[str, Any]) -> tuple[str, Write, Decode]:
     )  # fmt: skip
 
     def write(prompts: Texts, temperature: float, batch: int) -> Texts:
-        law = vllm.SamplingParams(
+        sampling = vllm.SamplingParams(
             temperature=temperature, max_tokens=job["tokens"], stop_token_ids=job["ends"], detokenize=False, seed=1
         )
         found: Texts = []
         step = 1 if batch == 1 else len(prompts)  # it fills its batch by itself
         for first in range(0, len(prompts), step):
             group = [{"prompt_token_ids": prompt} for prompt in prompts[first : first + step]]
-            found += [list(output.outputs[0].token_ids) for output in llm.generate(group, law, use_tqdm=False)]
+            found += [list(output.outputs[0].token_ids) for output in llm.generate(group, sampling, use_tqdm=False)]
         return found
 
     def decode(prompts: Texts) -> tuple[int, float]:
-        law = vllm.SamplingParams(temperature=0.0, max_tokens=job["tokens"], ignore_eos=True, detokenize=False)
+        sampling = vllm.SamplingParams(temperature=0.0, max_tokens=job["tokens"], ignore_eos=True, detokenize=False)
         for number, prompt in enumerate(prompts):
-            llm.llm_engine.add_request(f"{time.monotonic()}-{number}", {"prompt_token_ids": prompt}, law)
+            llm.llm_engine.add_request(f"{time.monotonic()}-{number}", {"prompt_token_ids": prompt}, sampling)
         written: dict[str, int] = {}
         tokens, seconds, before = 0, 0.0, time.perf_counter()
         while llm.llm_engine.has_unfinished_requests():

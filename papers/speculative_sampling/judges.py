@@ -17,7 +17,7 @@ LEVELS = [i / 20 for i in range(1, 20)]  # of alpha, for the shapes of the figur
 ENOUGH = 100_000  # sampled tokens: a bias of 0.0026 in u is seen with a chance of 80 %
 
 
-@judges("L-alg", studies={"demo": "laws"}, SmolLM2="3", demo="3")
+@judges("L-alg", studies={"demo": "distributions"}, SmolLM2="3", demo="3")
 def rule(m: Measured) -> Iterator[Statement]:
     yield lambda: follows(m)
     for t in (0, 1):
@@ -26,16 +26,18 @@ def rule(m: Measured) -> Iterator[Statement]:
 
 def follows(m: Measured) -> Check:
     """One test over the sampled tokens of all methods under `rejection`."""
-    file = "laws" if m.model == "demo" else m.study
-    laws = [r.law for r in m.at(file).pooled if r.temperature == 1 and r.law and "coupled" not in r.method]
-    if not laws:
+    file = "distributions" if m.model == "demo" else m.study
+    tests = [
+        r.distribution for r in m.at(file).pooled if r.temperature == 1 and r.distribution and "coupled" not in r.method
+    ]
+    if not tests:
         raise Missing(f"the sampled tokens of {file} were not tested")
-    tokens, low = sum(law.tokens for law in laws), min(law.p for law in laws)
+    tokens, low = sum(test.tokens for test in tests), min(test.p for test in tests)
     seen = f"a mean of u off by {2.8 / (12 * tokens) ** 0.5:.4f}"
-    words = f"tokens sampled under `rejection` follow the target's distribution, {len(laws)} methods"
+    words = f"tokens sampled under `rejection` follow the target's distribution, {len(tests)} methods"
     if tokens < ENOUGH:
         words += f" (fewer than the {ENOUGH:,} asked for)"
-    return true(words, low * len(laws) > SIGNS, f"{tokens:,} tokens, least p {low:.3f}", f"{tokens:,} tokens", seen)
+    return true(words, low * len(tests) > SIGNS, f"{tokens:,} tokens, least p {low:.3f}", f"{tokens:,} tokens", seen)
 
 
 @judges("L-tau", SmolLM2="d3", demo="q")

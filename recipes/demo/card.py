@@ -175,7 +175,7 @@ def write_cards(data: Path, work: Path, package: Path) -> None:
             if not recipe.teacher
             else (
                 f"The first {100 * (1 - recipe.taught):.0f} % of the steps learnt the text's next token, the rest the "
-                f"target's whole law at each position."
+                f"target's whole distribution at each position."
             )
         )
         card = template.format(

@@ -31,7 +31,7 @@ class Recipe:
     long: float = 0.20  # the last part of the steps, with rows of 1,024 tokens instead of 512
     matrix_rate: float = 0.02  # Muon, for the matrices of the layers
     other_rate: float = 4e-3  # AdamW, for embeddings and norms
-    teacher: str = ""  # a trained recipe; in the last part of the steps, `taught`, its law is learnt
+    teacher: str = ""  # a trained recipe; in the last part of the steps, `taught`, its distribution is learnt
     taught: float = 0.0  # instead of the text's next token
     compile: bool = True
 
@@ -45,7 +45,7 @@ class Recipe:
         """The steps before the rate begins to fall."""
         return int((1 - self.cooldown) * self.steps)
 
-    def learns_law(self, step: int) -> bool:
+    def learns_distribution(self, step: int) -> bool:
         return bool(self.teacher) and step >= (1 - self.taught) * self.steps
 
     def length(self, step: int) -> int:

@@ -70,7 +70,7 @@ def head(x: Tensor, norm: Tensor, embed: Tensor, eps: float) -> Tensor:
 
 
 def head_loss(x: Tensor, norm: Tensor, embed: Tensor, labels: Tensor, eps: float) -> Tensor:
-    """Mean cross-entropy with labels [B, T], or with a teacher's law [B, T, V]."""
+    """Mean cross-entropy with labels [B, T], or with a teacher's distribution [B, T, V]."""
     return F.cross_entropy(head(x, norm, embed, eps).flatten(0, 1), labels.flatten(0, 1))
 
 
@@ -123,13 +123,13 @@ class Net(nn.Module):
     def logits(self, tokens: Tensor) -> Tensor:
         return head(self.features(tokens), self.norm, self.embed.to(self.dtype), self.recipe.eps)
 
-    def loss(self, tokens: Tensor, law: Tensor | None = None) -> Tensor:
-        """Mean loss in nats of [B, T + 1] tokens; against a teacher's law [B, T, V] if one is given."""
-        x, labels = self.features(tokens[:, :-1]), tokens[:, 1:] if law is None else law
+    def loss(self, tokens: Tensor, distribution: Tensor | None = None) -> Tensor:
+        """Mean loss in nats of [B, T + 1] tokens; against a teacher's distribution [B, T, V] if one is given."""
+        x, labels = self.features(tokens[:, :-1]), tokens[:, 1:] if distribution is None else distribution
         return self._loss(x, self.norm, self.embed.to(self.dtype), labels, self.recipe.eps)
 
     @torch.no_grad()
-    def law(self, tokens: Tensor) -> Tensor:
+    def distribution(self, tokens: Tensor) -> Tensor:
         """The distribution [B, T, V] that this model, as a teacher, gives after each of T of T + 1 tokens."""
         return torch.softmax(self.logits(tokens[:, :-1]), -1)
 

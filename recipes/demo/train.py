@@ -115,11 +115,13 @@ def train(
         batch = torch.from_numpy(schedule.batch(step, length))
         passes = batch.split(max(1, recipe.rows * 512 // length))
         total = 0.0
-        if recipe.learns_law(step) and teacher is None:
+        if recipe.learns_distribution(step) and teacher is None:
             teacher = load(RECIPES[recipe.teacher], work)
-            say(f"{recipe.name}: from step {step} on the loss is the cross-entropy with the law of {recipe.teacher}")
+            say(
+                f"{recipe.name}: from step {step} on the loss is the cross-entropy with {recipe.teacher}'s distribution"
+            )
         for rows in passes:
-            loss = net.loss(rows, teacher.law(rows) if teacher else None) * (len(rows) / len(batch))
+            loss = net.loss(rows, teacher.distribution(rows) if teacher else None) * (len(rows) / len(batch))
             loss.backward()
             total += loss.item()
         size = optimiser.step(step)

@@ -102,7 +102,7 @@ target's card.
 
 **Recipe.** `python -m recipes.mamba.drafters {of}` (`outrider train {method}`, {shaped}): AdamW with 50 steps of
 warm-up and a cosine down to a tenth, clip 1, rows of 512 tokens, bf16 autocast, seed {seed}. The last stage learns the
-target's law by forward KL.
+target's distribution by forward KL.
 
 **Held out** (2 % of the documents; each stage has a loss of its own: next token, the assistant's next token, forward
 KL from the target; tau at T = 0 with 16 nodes on 16 prompts of 32 tokens, the target's token counted):

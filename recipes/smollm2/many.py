@@ -133,7 +133,7 @@ def step(model: Any, block: Block, first: int, tokens: Tensor, places: Tensor, m
 
 
 def draw(logits: Tensor, temperature: float) -> Tensor:
-    """A token of each row's law; the likeliest at T = 0."""
+    """A token of each row's distribution; the likeliest at T = 0."""
     if not temperature:
         return logits.argmax(-1)
     noise = torch.empty_like(logits, dtype=torch.float32).exponential_()

@@ -106,10 +106,10 @@ def cell_of(document: Document, method: str) -> Cell:
 def test_honest_samplers_stay(sampled: Document, drawing: str) -> None:
     cell = cell_of(sampled, drawing)
     assert cell.state == "done", cell.faults
-    assert cell.law is not None
-    assert cell.law.p > 1e-3
-    assert cell.law.tokens == 6 * 250
-    assert [m.law for m in sampled.macro if m.method == drawing] == [cell.law]
+    assert cell.distribution is not None
+    assert cell.distribution.p > 1e-3
+    assert cell.distribution.tokens == 6 * 250
+    assert [m.distribution for m in sampled.macro if m.method == drawing] == [cell.distribution]
 
 
 @pytest.mark.parametrize("drawing", [drawing.__name__ for drawing in BIASED])

@@ -12,7 +12,7 @@ import pytest
 from outrider.bench.document import Depth, Estimate, RoundTime, RunInfo
 from papers import contexts, rows, runs, verdicts
 from papers import figures as fig
-from papers.document import Cell, Document, LawTest, Mean, Memory, Position, Quality, Reliability
+from papers.document import Cell, DistributionTest, Document, Mean, Memory, Position, Quality, Reliability
 from papers.figures import COMPUTED, FAILS, HOLDS, NOISE, OPEN, PARTLY, Check, Figure
 from papers.formulas import Comparison, expected_tokens, speedup
 from papers.reliability import Bin
@@ -140,8 +140,8 @@ class World:
                     "tokens_per_second": around(100 * tau), "depths": depths, "nodes": 6.0,
                     "round_ms": RoundTime(1.0, 5.0, 0.1),
                 }  # fmt: skip
-                law = LawTest(100_000, 0.5 if self.good else 1e-5)
-                means.append(Mean(t, 1, name, law=law, same_text=same, compared=9, **row))
+                distribution = DistributionTest(100_000, 0.5 if self.good else 1e-5)
+                means.append(Mean(t, 1, name, distribution=distribution, same_text=same, compared=9, **row))
                 cells += [self.cell(name, t, task, row) for task in TASKS]
         return Document(RunInfo("planted"), pooled=means, cells=cells)
 
@@ -271,7 +271,12 @@ def planted(paper: str, good: bool) -> dict[str, Any]:
     """Everything that a judge may read, for both models."""
     report = World(paper, good).report()
     results: dict[str, Any] = {f"{paper}_{model.lower()}": report for model in rows.MODELS}
-    results |= {"laws": report, "ablations": trainings(good), "smollm2_ablations": trainings(good), **contexts_(good)}
+    results |= {
+        "distributions": report,
+        "ablations": trainings(good),
+        "smollm2_ablations": trainings(good),
+        **contexts_(good),
+    }
     results |= {"smollm2": report, "medusa2": report, "ladder": report, "drafters": report}
     results["t5"] = of_t5(good)
     results |= variants(good)

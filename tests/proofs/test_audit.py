@@ -298,9 +298,9 @@ def test_a_cell_is_the_sum_of_its_pairs(tiny: Tiny, params: Sampling, samples: i
     sums: dict[int, float] = {}
     with torch.no_grad():
         cells = draws.exact_cells(model.model, PROMPTS[0], params, samples)
-        first = tensors.law(model.model(torch.tensor([PROMPTS[0]])).logits[0, -1], params)
+        first = tensors.distribution(model.model(torch.tensor([PROMPTS[0]])).logits[0, -1], params)
         for x in range(VOCAB):
-            second = tensors.law(model.model(torch.tensor([[*PROMPTS[0], x]])).logits[0, -1], params)
+            second = tensors.distribution(model.model(torch.tensor([[*PROMPTS[0], x]])).logits[0, -1], params)
             for y in range(VOCAB):
                 cell = cells.of(x, y)
                 sums[cell] = sums.get(cell, 0.0) + float(first[x] * second[y])

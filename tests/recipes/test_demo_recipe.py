@@ -130,7 +130,7 @@ def test_a_teachers_distribution_is_learnt(work, tmp_path):
         train.train(student, folder, say=said.append)
     finally:
         train.RECIPES.update(recipes)
-    assert any("law of target" in line for line in said)
+    assert any("target's distribution" in line for line in said)
 
 
 def test_a_batch_depends_on_seed_and_step_alone(work):

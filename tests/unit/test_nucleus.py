@@ -110,5 +110,6 @@ def test_penalties_by_definition() -> None:
 def test_distributions_of_a_batch_equal_those_of_its_rows() -> None:
     x = rows("ties", len(SAMPLINGS), 40, 2).double()
     assert torch.equal(
-        sampling.laws(x, SAMPLINGS), torch.stack([sampling.law(r, s) for r, s in zip(x, SAMPLINGS, strict=True)])
+        sampling.distributions(x, SAMPLINGS),
+        torch.stack([sampling.distribution(r, s) for r, s in zip(x, SAMPLINGS, strict=True)]),
     )

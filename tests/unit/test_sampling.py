@@ -73,7 +73,7 @@ def test_filters_are_those_of_transformers(v: int, dtype: str, ties: bool) -> No
         if not ties:
             assert np.array_equal(got == -INF, want.numpy() == -INF), s
             np.testing.assert_allclose(p_of, want.softmax(-1).numpy(), rtol=1e-5, atol=1e-7)
-        torch.testing.assert_close(tensors.law(torch.from_numpy(x), s), want.softmax(-1), rtol=1e-6, atol=1e-7)
+        torch.testing.assert_close(tensors.distribution(torch.from_numpy(x), s), want.softmax(-1), rtol=1e-6, atol=1e-7)
 
 
 def test_filters_after_a_mask() -> None:
@@ -92,9 +92,9 @@ def test_shapes_and_precision_of_tensors() -> None:
     assert torch.equal(tensors.narrow(x, s), flat.view_as(x))
     assert torch.equal(tensors.narrow(x[0, 0, 0], s), flat[0])
     assert tensors.narrow(x.bfloat16(), s).dtype == torch.float32
-    assert tensors.law(x.bfloat16(), s).dtype == torch.float32
-    assert tensors.law(x.double(), s).dtype == torch.float64
-    assert tensors.law(x.bfloat16(), GREEDY).dtype == torch.float32
+    assert tensors.distribution(x.bfloat16(), s).dtype == torch.float32
+    assert tensors.distribution(x.double(), s).dtype == torch.float64
+    assert tensors.distribution(x.bfloat16(), GREEDY).dtype == torch.float32
     assert torch.equal(tensors.narrow(x, Sampling(top_k=1)), x), "T = 0: nothing to filter"
     row = x[0, 0, 0].numpy()
     assert sampling.narrow(row, Sampling(top_k=1)) is row

@@ -32,7 +32,7 @@ def judge(rule: str, world: World, tree: DraftTree, logits: Array, branches: lis
     """Accepted tokens and the next one of every row, by `backends/torch/verify.py`."""
 
     def distribution(x: Tensor, depth: int, path: Tensor) -> Tensor:
-        return sampling.law(x, world.sampling)
+        return sampling.distribution(x, world.sampling)
 
     given, z = TensorTree.of(tree), torch.from_numpy(logits)
     if rule == "typical":

@@ -37,7 +37,7 @@ def choose(logits: Float[Tensor, "b v"], samplings: Sequence[Sampling], noise: N
 
     Args:
         logits: after penalties; any float dtype.
-        samplings: the law of each row.
+        samplings: the distribution of each row.
         noise: G for some of the rows, for ids or for the whole vocabulary. It is not called for rows at T = 0.
     """
     hot = [i for i, s in enumerate(samplings) if s.temperature > 0]

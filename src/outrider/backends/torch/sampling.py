@@ -58,7 +58,7 @@ def _outside_top_p(scores: Float[Tensor, "b v"], top_p: float) -> Bool[Tensor, "
     return drop.scatter(1, index, drop)
 
 
-def law(logits: Float[Tensor, "*s"], sampling: Sampling) -> Float[Tensor, "*s"]:
+def distribution(logits: Float[Tensor, "*s"], sampling: Sampling) -> Float[Tensor, "*s"]:
     """Probabilities [.., v], float32 or wider: softmax(narrow(logits) / T), at T = 0 the one-hot of the argmax."""
     if sampling.temperature == 0:
         x = wide(logits)
@@ -66,11 +66,11 @@ def law(logits: Float[Tensor, "*s"], sampling: Sampling) -> Float[Tensor, "*s"]:
     return (narrow(logits, sampling) / sampling.temperature).softmax(-1)
 
 
-def laws(logits: Float[Tensor, "b v"], samplings: Sequence[Sampling]) -> Float[Tensor, "b v"]:
-    """`law` of each row by its own sampling; rows of equal sampling at once."""
+def distributions(logits: Float[Tensor, "b v"], samplings: Sequence[Sampling]) -> Float[Tensor, "b v"]:
+    """`distribution` of each row by its own sampling; rows of equal sampling at once."""
     made = torch.empty_like(wide(logits))
     for sampling, rows in _groups(samplings):
-        made[rows] = law(logits[rows], sampling)
+        made[rows] = distribution(logits[rows], sampling)
     return made
 
 

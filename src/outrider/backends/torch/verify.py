@@ -11,8 +11,8 @@ Pure tensor functions of a tree, the target's logits for its nodes, and a source
 The rules see logits only through two functions of the caller, called at visited nodes alone. `depth` is that of the
 token to come, 1 below the root; `path` [b, depth - 1] holds the tokens accepted so far, without the root:
 
-    choose(logits [b, v], depth, path) -> [b]       the target's own draw
-    law(logits [b, v], depth, path)    -> [b, v]    the target's law
+    choose(logits [b, v], depth, path) -> [b]             the target's own draw
+    distribution(logits [b, v], depth, path) -> [b, v]    the target's distribution
 
 Every rule takes `depth`, a bound on the accepted depth that must not depend on what was drafted. A row that has
 stopped keeps its place in the batch; its later calls are ignored. Under `coupled` its path then ends in -1,
@@ -38,7 +38,7 @@ from .padding import padded
 from .tensors import TensorRows, TensorTree
 
 Choose = Callable[[Tensor, int, Tensor], Tensor]
-Law = Callable[[Tensor, int, Tensor], Tensor]
+Distribution = Callable[[Tensor, int, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -65,18 +65,18 @@ def judge(question: Question) -> Verdict:
     def choose(z: Tensor, depth: int, path: Tensor) -> Tensor:
         return nucleus.choose(scores(z, path), rows.sampling, partial(rows.some_noise, depth))
 
-    def law(z: Tensor, depth: int, path: Tensor) -> Tensor:
-        return sampling.laws(scores(z, path).double(), rows.sampling)
+    def distribution(z: Tensor, depth: int, path: Tensor) -> Tensor:
+        return sampling.distributions(scores(z, path).double(), rows.sampling)
 
     if rows.rule == "coupled":
         verdict = coupled(tree, logits, choose, depth)
     elif rows.rule == "typical":
-        verdict = typical(tree, logits, law, epsilon, question.delta, depth)
+        verdict = typical(tree, logits, distribution, epsilon, question.delta, depth)
     elif rows.rule == "block" and tree.q is not None and max(tree.q.shape[1], 1) == depth == tree.nodes - 1:
-        verdict = block(tree, logits, law, dice, depth)
+        verdict = block(tree, logits, distribution, dice, depth)
     else:
         widths = (max(Counter(parents[1:]).values(), default=1) for _, parents, _ in question.tree.host)
-        verdict = rejection(tree, logits, law, dice, depth, max(widths))
+        verdict = rejection(tree, logits, distribution, dice, depth, max(widths))
     return _host(tree, verdict, logits)
 
 
@@ -164,16 +164,21 @@ def _real(tree: TensorTree) -> Bool[Tensor, "b n"]:
 
 
 def rejection(
-    tree: TensorTree, logits: Float[Tensor, "b n v"], law: Law, chance: Chance, depth: int, width: int | None = None
+    tree: TensorTree,
+    logits: Float[Tensor, "b n v"],
+    distribution: Distribution,
+    chance: Chance,
+    depth: int,
+    width: int | None = None,
 ) -> TensorVerdict:
     """Recursive rejection sampling; the children of a node are tested in index order, the order they were drawn in:
 
         accept child x with probability P(x) / Q(x); else P = N([P - Q]+) and, drawn without replacement, Q(x) = 0;
         Q = N(Q); when all are rejected emit from P, below the last accepted node from p itself.
 
-    `tree.q` [:, i] is the law that the children of node i were drawn from. Without it, or where it has run out, a child
-    is a point mass: Q(x) = 1. On a chain this is speculative sampling. Without `width`, the largest number of siblings,
-    there is a host sync.
+    `tree.q` [:, i] is the distribution that the children of node i were drawn from. Without it, or where it has run
+    out, a child is a point mass: Q(x) = 1. On a chain this is speculative sampling. Without `width`, the largest number
+    of siblings, there is a host sync.
     """
     b = logits.shape[0]
     depth, rank = min(depth, tree.deepest), _sibling_ranks(tree)
@@ -184,7 +189,7 @@ def rejection(
     at = torch.zeros_like(index)
     count, alive = at + 1, at == 0
     path, text = at[:, None], at.new_empty(b, 0)
-    p = _normal(law(logits[:, 0], 1, text).double())
+    p = _normal(distribution(logits[:, 0], 1, text).double())
     for d in range(1, depth + 1):
         child, p = _test_children(tree, rank, width, at, alive, p, chance)
         alive = child > 0
@@ -192,7 +197,7 @@ def rejection(
         count = count + alive
         path = torch.cat([path, child[:, None]], 1)
         text = torch.cat([text, tree.tokens.gather(1, at[:, None])], 1)
-        p = torch.where(alive[:, None], _normal(law(logits[index, at], d + 1, text).double()), p)
+        p = torch.where(alive[:, None], _normal(distribution(logits[index, at], d + 1, text).double()), p)
     return TensorVerdict(path, count, chance.draw(p))
 
 
@@ -249,7 +254,9 @@ def _residual(p: Float64[Tensor, "b v"], q: Float64[Tensor, "b v"]) -> Float64[T
     return torch.where(rest.sum(-1, keepdim=True) > 0, _normal(rest), p)
 
 
-def block(tree: TensorTree, logits: Float[Tensor, "b n v"], law: Law, chance: Chance, depth: int) -> TensorVerdict:
+def block(
+    tree: TensorTree, logits: Float[Tensor, "b n v"], distribution: Distribution, chance: Chance, depth: int
+) -> TensorVerdict:
     """Block verification of chains (Sun et al. 2024, Algorithm 2); rows may differ in length (gamma). For i = 1..gamma:
 
         w_0 = 1; w_i = min(1, w_{i-1} p(x_i) / q(x_i))
@@ -267,7 +274,7 @@ def block(tree: TensorTree, logits: Float[Tensor, "b n v"], law: Law, chance: Ch
     tau = torch.zeros_like(gamma)
     final = torch.zeros(b, v, dtype=torch.float64, device=logits.device)
     for i in range(steps + 1):
-        p = _normal(law(logits[:, i], i + 1, tokens[:, :i]).double())
+        p = _normal(distribution(logits[:, i], i + 1, tokens[:, :i]).double())
         last = gamma == i
         q = _chain_law(tree, i, v) if i < steps else torch.zeros_like(p)
         rest = (w * p - q).clamp(min=0)
@@ -291,7 +298,7 @@ def block(tree: TensorTree, logits: Float[Tensor, "b n v"], law: Law, chance: Ch
 
 
 def _chain_law(tree: TensorTree, i: int, v: int) -> Float64[Tensor, "b v"]:
-    """What node i's only child was drawn from; the point mass on it if no law is kept."""
+    """What node i's only child was drawn from; the point mass on it if no distribution is kept."""
     if tree.q is not None:
         return _normal(tree.q[:, i].double())
     mass = torch.zeros(tree.tokens.shape[0], v, dtype=torch.float64, device=tree.tokens.device)
@@ -301,12 +308,12 @@ def _chain_law(tree: TensorTree, i: int, v: int) -> Float64[Tensor, "b v"]:
 def typical(
     tree: TensorTree,
     logits: Float[Tensor, "b n v"],
-    law: Law,
+    distribution: Distribution,
     epsilon: float = 0.09,
     delta: float = 0.3,
     depth: int = 1 << 30,
 ) -> TensorVerdict:
-    """Typical acceptance (Medusa, section 2.3.1). LOSSY: the text does not follow the target's law.
+    """Typical acceptance (Medusa, section 2.3.1). LOSSY: the text does not follow the target's distribution.
 
     A node is accepted if its parent is and p(x) > min(epsilon, delta * exp(-H(p))). The longest accepted path wins,
     the likelier one among equals, and the token after it is the target's likeliest: so one token is always greedy.
@@ -324,7 +331,7 @@ def typical(
         for r in range(max(map(len, layer))):
             here = [candidates[r] if r < len(candidates) else ([0] * (d + 1), 0.0) for candidates in layer]
             nodes = torch.tensor([path for path, _ in here], device=logits.device)
-            p = law(logits[row, nodes[:, -1]], d + 1, tree.tokens.gather(1, nodes[:, 1:])).double()
+            p = distribution(logits[row, nodes[:, -1]], d + 1, tree.tokens.gather(1, nodes[:, 1:])).double()
             entropy = -torch.special.xlogy(p, p).sum(-1, keepdim=True)
             chances = p.gather(1, tree.tokens)
             good = real & (tree.parents == nodes[:, -1:]) & (chances > (delta * (-entropy).exp()).clamp(max=epsilon))
