@@ -94,6 +94,24 @@ print("done")
 """)
 
 
+def test_prompts_use_all_threads_where_short_passes_leave_some_unused() -> None:
+    """Else a first pass that another program delays would make the whole prompt slow."""
+    run("""
+import outrider
+from outrider import machine
+
+target = outrider.load("demo", "none").target
+code.adapt_threads(4, 4, 10**9, 3 * 10**9)
+machine.use_threads(4)
+threads = code.usable_threads(4)
+for tokens, more in ((20, max(1, threads - 1)), (90, 3)):
+    list(target.open(128).prefill([list(range(5, 5 + tokens))]))
+    assert running() == before + more, (tokens, running() - before)
+assert threads < 4
+print("done")
+""")
+
+
 def test_calls_go_on_after_the_threads_have_slept() -> None:
     run("""
 for pause in (0, 0.001, 0.01, 0.05, 0.01):

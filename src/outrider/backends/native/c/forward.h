@@ -220,9 +220,13 @@ static void forward_task(const Thread *thread, const void *call) {
 
 void forward(const Model *model, const Pass *pass) {
     const int64_t since = now(), nodes = pack_rows(model, pass), logits = model->head.data ? list_logit_nodes(pass) : 0;
-    const Region region = run_pass(pass, forward_task, &(Forward){model, pass, nodes, logits});
-    if (nodes <= CHUNK_ROWS) /* with many, uneven shares take longer than the spins */
-        adapt_threads(pass->threads, region.threads, now() - since, region.waited);
+    const Forward call = {model, pass, nodes, logits};
+    if (nodes > CHUNK_ROWS) { /* where threads mostly compute, each of them pays; and uneven shares outlast the spins */
+        run(pass->threads, pass->scratch, pass->scratch_each, forward_task, &call);
+        return;
+    }
+    const Region region = run_pass(pass, forward_task, &call);
+    adapt_threads(pass->threads, region.threads, now() - since, region.waited);
 }
 
 #endif
