@@ -90,6 +90,18 @@ def cell(figures: list[float]) -> str:
     return f"{statistics.median(figures):.1f} ({min(figures):.1f}-{max(figures):.1f})"
 
 
+def store(file: Path, runs: dict[str, dict[str, dict[str, list[float]]]]) -> None:
+    """Write these figures [model][engine][work], with the machine, beside those that the file has."""
+    document = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    for name, engines in runs.items():
+        known = document.setdefault(name, {"figures": {}})
+        known |= machine.environment()
+        for engine, works in engines.items():
+            known["figures"].setdefault(engine, {}).update(works)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    replace(file, lambda place: place.write_text(json.dumps(document, indent=1), encoding="utf-8"))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="+", type=Path, help=".gguf files")
@@ -99,7 +111,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=128, help="tokens of a text")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--avx2", action="store_true", help="our passes for processors without AVX-512")
-    parser.add_argument("--out", type=Path, help="a JSON file")
+    parser.add_argument("--out", type=Path, help="a JSON file; what it has of other models and work stays")
     given = parser.parse_args()
     if given.avx2:
         library.FLAGS = tuple("-march=x86-64-v3" if flag == "-march=native" else flag for flag in library.FLAGS)
@@ -117,9 +129,7 @@ def main() -> None:
         for engine, figures in engines.items():
             print(f"| {engine} | {' | '.join(cell(figures[work]) if work in figures else '' for work in works)} |")
     if given.out:
-        document = json.dumps({"avx2": given.avx2, "runs": runs, **machine.environment()}, indent=1)
-        given.out.parent.mkdir(parents=True, exist_ok=True)
-        replace(given.out, lambda place: place.write_text(document, encoding="utf-8"))
+        store(given.out, {f"{name}, AVX2" if given.avx2 else name: figures for name, figures in runs.items()})
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from statistics import median
 from typing import Any
 
 from outrider.bench.document import Estimate
@@ -167,6 +168,22 @@ def engines(temperature: float) -> Callable[[dict[str, Any]], str]:
         return table(rows[0], rows[1:])
 
     return made
+
+
+def plain(document: dict[str, Any]) -> str:
+    """Prompts and plain decoding beside llama.cpp, tokens per second, from what `benchmarks/plain.py` wrote."""
+
+    def cell(figures: Sequence[float]) -> str:
+        low, high = (f"{end:.1f}" if end < 100 else f"{end:.0f}" for end in (min(figures), max(figures)))
+        middle = median(figures)
+        return f"{middle:.1f} ({low}-{high})" if middle < 100 else f"{middle:.0f} ({low}-{high})"
+
+    rows = []
+    for name, run in document.items():
+        engines = [run["figures"].get(engine, {}) for engine in ("ours, full", "ours, native", "llama.cpp", "memory")]
+        for work in dict.fromkeys(work for works in engines for work in works):
+            rows.append([name, work, *(cell(works[work]) if work in works else "" for works in engines)])
+    return table(("file", "work", "full weights", "native", "llama.cpp", "the memory's limit"), rows, 2)
 
 
 def ladder(temperature: float) -> Callable[[Document, Document], str]:
