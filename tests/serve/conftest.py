@@ -34,10 +34,36 @@ def loaded(llm: LLM) -> dict[str, Any]:
     return {"eagle": llm.drafter, "lookup": drafters.load("lookup", llm.target, llm.tokenizer)}
 
 
+Running = list[tuple[Drained, threading.Thread]]
+
+
 @pytest.fixture(scope="session")
-def start() -> Iterator[Serve]:
-    """Start servers; they end with the session."""
-    running: list[tuple[Drained, threading.Thread]] = []
+def running() -> Iterator[Running]:
+    """Servers that were started, and their threads."""
+    made: Running = []
+    yield made
+    end(made)
+    for _, thread in made:
+        thread.join(20)
+
+
+def end(servers: Running) -> None:
+    for server, _ in servers:
+        server.config.timeout_graceful_shutdown = 1
+        server.should_exit = True
+
+
+@pytest.fixture(autouse=True)
+def ended(running: Running) -> Iterator[None]:
+    """Servers that a test starts end with it: idle ones take the tests behind it some of the processor's time."""
+    before = len(running)
+    yield
+    end(running[before:])
+
+
+@pytest.fixture(scope="session")
+def start(running: Running) -> Serve:
+    """Start a server."""
 
     def begin(service: Service, key: str = "", patience: float = 30.0, buffer: int = 0) -> Served:
         sock = listen("127.0.0.1", 0)
@@ -53,16 +79,12 @@ def start() -> Iterator[Serve]:
         thread = threading.Thread(target=lambda: asyncio.run(serve()), daemon=True)
         thread.start()
         running.append((server, thread))
-        end = time.monotonic() + 30
-        while not server.started and time.monotonic() < end:
+        latest = time.monotonic() + 30
+        while not server.started and time.monotonic() < latest:
             time.sleep(0.01)
         return served
 
-    yield begin
-    for server, thread in running:
-        server.config.timeout_graceful_shutdown = 1
-        server.should_exit = True
-        thread.join(20)
+    return begin
 
 
 @pytest.fixture(scope="session")
