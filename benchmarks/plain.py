@@ -22,6 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 
@@ -90,9 +91,17 @@ def cell(figures: list[float]) -> str:
     return f"{statistics.median(figures):.1f} ({min(figures):.1f}-{max(figures):.1f})"
 
 
+def stored(file: Path) -> dict[str, Any]:
+    """What `store` wrote; ValueError for another file."""
+    document = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    if not isinstance(document, dict) or not all(isinstance(d, dict) and "figures" in d for d in document.values()):
+        raise ValueError
+    return document
+
+
 def store(file: Path, runs: dict[str, dict[str, dict[str, list[float]]]]) -> None:
     """Write these figures [model][engine][work], with the machine, beside those that the file has."""
-    document = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    document = stored(file)
     for name, engines in runs.items():
         known = document.setdefault(name, {"figures": {}})
         known |= machine.environment()
@@ -117,8 +126,16 @@ def main() -> None:
         library.FLAGS = tuple("-march=x86-64-v3" if flag == "-march=native" else flag for flag in library.FLAGS)
     if min(given.repeats, given.tokens - 1, *given.prompts) < 1:
         parser.error("--repeats and --prompts are at least 1, --tokens at least 2")
+    for model in given.models:
+        if not model.is_file():
+            parser.error(f"{model} is no file; name .gguf files")
     if given.llama and not os.access(given.llama / "llama-bench", os.X_OK):
         parser.error(f"there is no program llama-bench in {given.llama}")
+    try:
+        if given.out:
+            stored(given.out)
+    except (ValueError, OSError):
+        parser.error(f"--out {given.out} is no file that this program wrote; name another one")
     try:
         runs = {model.name: measured(model, given) for model in given.models}
     except InputError as error:

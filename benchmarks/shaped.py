@@ -48,9 +48,12 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="where the files are written")
     given = parser.parse_args()
 
-    import torch
-    import transformers
-    from gguf_files import write  # of tests/support
+    try:
+        import torch
+        import transformers
+        from gguf_files import write  # of tests/support
+    except ImportError as error:
+        parser.error(f"{error}; run it in a clone after `make test`, with PYTHONPATH=tests/support")
 
     given.folder.mkdir(parents=True, exist_ok=True)
     for name, (config, architecture, kind, sizes) in SHAPES.items():
