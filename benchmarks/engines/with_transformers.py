@@ -28,7 +28,7 @@ def start(job: dict[str, Any]) -> tuple[str, Write, Decode]:
         more = assistant(job, model)
 
     def write(prompts: Texts, temperature: float, batch: int) -> Texts:
-        found: Texts = []
+        texts: Texts = []
         sampling = {
             "do_sample": temperature > 0,
             **({"temperature": temperature, "top_k": 0} if temperature else {}),
@@ -43,8 +43,8 @@ def start(job: dict[str, Any]) -> tuple[str, Write, Decode]:
                 ids, attention_mask=mask, max_new_tokens=job["tokens"], pad_token_id=pad, eos_token_id=job["ends"],
                 **sampling, **more,
             )  # fmt: skip
-            found += made[:, longest:].tolist()
-        return found
+            texts += made[:, longest:].tolist()
+        return texts
 
     def decode(prompts: Texts) -> tuple[int, float]:
         times: list[float] = []

@@ -36,12 +36,12 @@ def start(job: dict[str, Any]) -> tuple[str, Write, Decode]:
         sampling = vllm.SamplingParams(
             temperature=temperature, max_tokens=job["tokens"], stop_token_ids=job["ends"], detokenize=False, seed=1
         )
-        found: Texts = []
+        texts: Texts = []
         step = 1 if batch == 1 else len(prompts)  # it fills its batch by itself
         for first in range(0, len(prompts), step):
             group = [{"prompt_token_ids": prompt} for prompt in prompts[first : first + step]]
-            found += [list(output.outputs[0].token_ids) for output in llm.generate(group, sampling, use_tqdm=False)]
-        return found
+            texts += [list(output.outputs[0].token_ids) for output in llm.generate(group, sampling, use_tqdm=False)]
+        return texts
 
     def decode(prompts: Texts) -> tuple[int, float]:
         sampling = vllm.SamplingParams(temperature=0.0, max_tokens=job["tokens"], ignore_eos=True, detokenize=False)
