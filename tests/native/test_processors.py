@@ -15,11 +15,12 @@ from outrider.backends.native.variants import PLATFORMS, PRECISIONS, Variant
 
 DRIVER = Path(__file__).with_name("processors.c")
 AVX2 = PLATFORMS["Linux-x86_64"].variants[-1]
-NEON = PLATFORMS["Linux-aarch64"].variants[-1]
+I8MM, *_, NEON = PLATFORMS["Linux-aarch64"].variants
 EMULATED = {  # the oldest processors that a library is chosen for
     "avx2": ("qemu-x86_64", "Haswell"),
     "neon": ("qemu-aarch64", "cortex-a53"),
     "dotprod": ("qemu-aarch64", "neoverse-n1"),
+    "i8mm": ("qemu-aarch64", "max"),
 }
 ARM_LIBC = Path("/usr/aarch64-linux-gnu")
 pytestmark = [
@@ -66,23 +67,25 @@ def test_arm_computes_what_avx2_computes(lines: Lines, precision: tuple[str, str
 
 
 MUTANTS = {
-    "sums are in another order": ("neon.h", "vpaddq_f32(ab, cd)", "vpaddq_f32(cd, ab)"),
+    "sums are in another order": (NEON, "neon.h", "vpaddq_f32(ab, cd)", "vpaddq_f32(cd, ab)"),
     "products are rounded": (
+        NEON,
         "neon.h",
         "N_JOIN(vfmaq_f32(N_LOW(c), N_LOW(a), N_LOW(b)), vfmaq_f32(N_HIGH(c), N_HIGH(a), N_HIGH(b)))",
         "a * b + c",
     ),
-    "activations are cut off": ("neon_int8.h", "low = vcvtnq_s32_f32(", "low = vcvtq_s32_f32("),
+    "activations are cut off": (NEON, "neon_int8.h", "low = vcvtnq_s32_f32(", "low = vcvtq_s32_f32("),
+    "rows are exchanged": (I8MM, "neon_int8.h", "vuzp2q_s32(four[0], four[1])", "vuzp1q_s32(four[0], four[1])"),
 }
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_wrong_code_prints_other_results(lines: Lines, mutant: str, tmp_path: Path) -> None:
-    name, line, wrong = MUTANTS[mutant]
+    variant, name, line, wrong = MUTANTS[mutant]
     shutil.copytree(variants.SOURCES, tmp_path / "c")
     header = tmp_path / "c" / "simd" / name
     text = header.read_text(encoding="utf-8")
     assert text.count(line) == 1
     header.write_text(text.replace(line, wrong), encoding="utf-8")
     half = "bfloat16", "bfloat16"
-    assert lines(NEON, half, tmp_path / "c") != lines(AVX2, half)
+    assert lines(variant, half, tmp_path / "c") != lines(AVX2, half)

@@ -94,6 +94,7 @@ X86 = (
     Variant("avx2", "AVX2", "x86_64_v3", AVX2, tested="on such processors, and emulated (Haswell)"),
 )
 ARM = (
+    Variant("i8mm", "int8 matrix products", "generic+dotprod+i8mm", NEON | {"asimddp", "i8mm"}, (), BF16, "emulated"),
     Variant("dotprod", "dot products", "generic+dotprod", NEON | {"asimddp"}, (), BF16, "emulated (Neoverse N1)"),
     Variant("neon", "any", "generic", NEON, tested="emulated (Cortex-A53)"),
 )

@@ -1,4 +1,5 @@
-/* int8 dot products in NEON, with `sdot` where the processor has it: vectors of LANES int32, each of four signed bytes. */
+/* int8 dot products in NEON: vectors of LANES int32, each of four signed bytes. With `sdot` where the processor has it,
+   and with `smmla` for two rows of activations at a time. */
 
 #ifndef OUTRIDER_NEON_INT8_H
 #define OUTRIDER_NEON_INT8_H
@@ -73,6 +74,38 @@ INLINE i8_t i8_dot(i8_t sum, i8_t w, const int8_t *p) {
         half[h] = n_dot(vreinterpretq_s32_u8(n_bytes(sum, h)), vreinterpretq_s8_u8(n_bytes(w, h)), acts);
     return n_join_bytes(vreinterpretq_u8_s32(half[0]), vreinterpretq_u8_s32(half[1]));
 }
+
+#ifdef __ARM_FEATURE_MATMUL_INT8
+#define I8_DOT_TWO_ROWS
+
+/* Two steps, each of four bytes of LANES outputs, as eight bytes of an output: of the first four outputs, and the last. */
+INLINE void i8_join_steps(const i8_t steps[2], i8_t to[2]) {
+#pragma GCC unroll 2
+    for (int h = 0; h < 2; h++) {
+        const uint32x4_t a = vreinterpretq_u32_u8(n_bytes(steps[0], h)), b = vreinterpretq_u32_u8(n_bytes(steps[1], h));
+        to[h] = n_join_bytes(vreinterpretq_u8_u32(vzip1q_u32(a, b)), vreinterpretq_u8_u32(vzip2q_u32(a, b)));
+    }
+}
+
+/* Add the products of `count` steps, joined in twos, with those at `first` and `second` to their sums. */
+INLINE void
+i8_dot_two_rows(const i8_t *joined, const int count, const int8_t *first, const int8_t *second, i8_t sums[2]) {
+    int32x4_t four[4]; /* of two outputs and both rows each */
+#pragma GCC unroll 4
+    for (int g = 0; g < 4; g++) four[g] = vdupq_n_s32(0);
+#pragma GCC unroll 8
+    for (int s = 0; s < count; s += 2) {
+        const int8x16_t acts = vcombine_s8(vld1_s8(first + 4 * s), vld1_s8(second + 4 * s));
+#pragma GCC unroll 4
+        for (int g = 0; g < 4; g++)
+            four[g] = vmmlaq_s32(four[g], vreinterpretq_s8_u8(n_bytes(joined[s + g / 2], g % 2)), acts);
+    }
+    const ints_t own = N_JOIN(vuzp1q_s32(four[0], four[1]), vuzp1q_s32(four[2], four[3]));
+    const ints_t other = N_JOIN(vuzp2q_s32(four[0], four[1]), vuzp2q_s32(four[2], four[3]));
+    sums[0] = (i8_t)((ints_t)sums[0] + own);
+    sums[1] = (i8_t)((ints_t)sums[1] + other);
+}
+#endif
 
 /* Quantising activations, eight float32 at a time. */
 
