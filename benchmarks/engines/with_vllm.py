@@ -25,7 +25,8 @@ def start(job: dict[str, Any]) -> tuple[str, Write, Decode]:
         "eagle": {"method": "eagle", **trained},
         "eagle3": {"method": "eagle3", **trained},
     }[job["method"]]
-    longest = max((context + job["tokens"] for context in job.get("contexts", ())), default=0)
+    prompts = [len(ids) for texts in job.get("prompts", {}).values() for ids in texts]
+    longest = max([*prompts, *job.get("contexts", ())]) + job["tokens"]
     llm = vllm.LLM(
         job["model"], dtype=job["dtype"], skip_tokenizer_init=True, max_model_len=max(2048, longest),
         max_num_seqs=max(job["batches"]), max_num_batched_tokens=max(4096, job.get("most", 0)),

@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from gguf_files import write
 from tokenizers import Tokenizer, decoders
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path += [str(ROOT / "benchmarks"), str(ROOT / "benchmarks" / "engines")]  # where scripts find one another
@@ -21,6 +23,7 @@ sys.path += [str(ROOT / "benchmarks"), str(ROOT / "benchmarks" / "engines")]  # 
 import with_transformers  # noqa: E402
 
 import peers  # noqa: E402
+from outrider.backends.torch import gguf  # noqa: E402
 from outrider.shipped import shipped  # noqa: E402
 
 SHIPS = "suffix + eagle3:smollm2/eagle3"
@@ -55,6 +58,28 @@ def test_a_file_is_measured_with_llama_cpp_and_its_draft_model_drafts_in_both() 
     ]  # fmt: skip
     drafters = [peers.drafter_of(run, given(draft_model=Path("small.gguf")), SHIPS) for run in results]
     assert drafters == [SHIPS, SHIPS, "model:small.gguf", SHIPS, SHIPS, "small.gguf"]
+
+
+def test_other_engines_read_a_files_weights_from_a_folder(tmp_path: Path) -> None:
+    """What transformers loads of it has the weights and the tokenizer of the file; it is written once."""
+    shape = LlamaConfig(
+        vocab_size=128, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2,
+        bos_token_id=None,
+    )  # fmt: skip
+    small = write(tmp_path / "small.1b.gguf", LlamaForCausalLM(shape))
+    asked = given(model=str(small), vllm="v", transformers="t", draft_model=small, out=tmp_path / "out")
+    results = peers.runs(asked)
+    assert [run.name for run in results][3:] == [
+        "transformers, plain", "transformers, lookup", "transformers, assisted", "vllm, plain", "vllm, lookup"
+    ]  # fmt: skip
+    assert peers.drafter_of(results[5], asked, SHIPS) == peers.stock_folder(small, asked.out)
+    folder = Path(peers.stock_folder(small, asked.out))
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    own = gguf.read(small)[0].state_dict()
+    assert all(torch.equal(value, own[name]) for name, value in model.state_dict().items())
+    assert [run.name for run in peers.runs(given(model=str(small), transformers="t", vllm="v"))][2:] == [
+        "transformers, plain", "transformers, lookup", "vllm, plain", "vllm, lookup"
+    ]  # fmt: skip
 
 
 def test_ratios_are_of_medians_and_by_task() -> None:

@@ -33,9 +33,14 @@ def as_folder(place: Place) -> Iterator[str]:
         return
     file = Path(place.where) / place.gguf
     with TemporaryDirectory(prefix="outrider-") as folder:
-        read(file)[0].save_pretrained(folder)
-        read_tokenizer(file).save_pretrained(folder)
+        write(file, folder)
         yield folder
+
+
+def write(file: Path, folder: str | Path) -> None:
+    """The stock model of a .gguf file and its tokenizer as a folder that transformers loads."""
+    read(file)[0].save_pretrained(folder)
+    read_tokenizer(file).save_pretrained(folder)
 
 
 def read(file: Path, dtype: Any = "auto") -> tuple[Any, dict[str, Any]]:
