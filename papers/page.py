@@ -15,6 +15,9 @@ from .studies import RESULTS, ROOT
 TABLES: dict[str, tuple[Any, ...]] = {  # mark: the function of tables.py, and the studies that it shows
     "coder greedy": (tables.engines(0.0), "engines/coder"),
     "coder sampled": (tables.engines(0.7), "engines/coder_sampled"),
+    "coder 0.5b greedy": (tables.engines(0.0), "engines/coder_05b"),
+    "coder 0.5b sampled": (tables.engines(0.7), "engines/coder_05b_sampled"),
+    "coder 0.5b at 1": (tables.engines(1.0), "engines/coder_05b_sampled"),
     "plain engines": (tables.plain, "engines/plain"),
     "smollm2 greedy": (tables.methods(0.0), "smollm2"),
     "smollm2 warm": (tables.methods(0.6), "smollm2"),

@@ -11,9 +11,11 @@ import pytest
 
 from outrider.bench.models import Models
 from outrider.budgets.budgeter import FixedBudget
+from outrider.checkpoints import native, read
 from outrider.params import InputError
 
 DEMO = Path(str(files("outrider"))) / "demo"
+KEPT = sorted(file.parent for file in Path(__file__).resolve().parents[2].glob("drafters/*/config.json"))
 # SPEC -> tokens per round that it must reach at least, on texts that it should know
 SPECS = {"medusa:demo": 1.5, "hydra:demo": 1.7, "eagle:demo": 2.0, "eagle:demo/hass": 2.0, "eagle3:demo": 2.0,
          "block:demo": 1.5, "mamba:demo": 1.7, "model:demo/llama": 1.5}  # fmt: skip
@@ -63,6 +65,17 @@ def test_has_a_card_for_smollm2(name: str) -> None:
     assert_is_a_card(card)
     for task in ("MT-bench", "HumanEval", "GSM8K", "Alpaca", "CNN/DailyMail", "Natural Questions"):
         assert task in card
+
+
+@pytest.mark.parametrize("folder", KEPT, ids=lambda folder: folder.name)
+def test_what_is_kept_beside_the_package_has_a_card_and_whole_weights(folder: Path) -> None:
+    card = (folder / "README.md").read_text(encoding="utf-8")
+    assert_is_a_card(card)
+    assert "base_model: " in card
+    found = read(folder)
+    native.check(found, folder)
+    assert found.mark
+    assert (folder / "model.safetensors").stat().st_size < 60e6
 
 
 def assert_is_a_card(card: str) -> None:

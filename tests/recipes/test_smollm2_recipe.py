@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from recipes.smollm2 import answers, long, many, questions, train, trim
+from recipes.smollm2 import answers, long, many, questions, train
 from recipes.smollm2.openings import TURN, openings
 from safetensors.torch import load_file, save_file
 
 from outrider.backends.torch import load_target
+from recipes import trim
 
 LONG = "how many apples does the old farmer keep in his cellar over the winter"
 
@@ -189,7 +190,8 @@ def test_a_draft_vocabulary_is_cut_to_what_answers_have_most_often(
     ]
     lines(tmp_path / "answers-0.jsonl", rows)
     monkeypatch.setattr(trim, "load_tokenizer", lambda name: None)
-    monkeypatch.setattr("sys.argv", ["trim", str(source), str(out), "--size", "3", "--work", str(tmp_path)])
+    answered = str(tmp_path / "answers-0.jsonl")
+    monkeypatch.setattr("sys.argv", ["trim", str(source), str(out), "--size", "3", "--data", answered])
     trim.main()
     assert json.loads((out / "config.json").read_text(encoding="utf-8")) == {"vocab": 50, "draft_vocab": 3}
     tensors = load_file(out / "model.safetensors")

@@ -1,4 +1,4 @@
-"""A smaller file of a trained drafter: `python -m recipes.smollm2.trim --size 4096 FROM TO`.
+"""A smaller file of a trained drafter: `python -m recipes.trim FROM TO --size 4096 --target MODEL --data FILE ...`.
 
 A draft vocabulary is rows of a head, the target's or (EAGLE-3) the drafter's own, so it can be cut without another
 training: of the tokens that the drafter knows, those stay that the answers have most often. A smaller head is read in
@@ -17,7 +17,6 @@ from safetensors.torch import load_file, save_file
 
 from outrider.backends.torch import load_tokenizer, vocabulary
 from outrider.training import data
-from recipes.smollm2.questions import places
 
 PLACES = 7  # of bfloat16, behind the leading one
 
@@ -47,21 +46,20 @@ def main() -> None:
     parser.add_argument(
         "--bits", type=int, choices=range(2, PLACES + 1), default=PLACES, help="binary places that stay"
     )
-    parser.add_argument("--target", default="smollm2")
-    places(parser)
+    parser.add_argument("--target", default="smollm2", help="the drafter's model")
+    parser.add_argument("--data", type=Path, nargs="+", required=True, help="what the drafter was trained on")
     a = parser.parse_args()
-    answers = sorted(a.work.glob("answers-*.jsonl"))
     if not (a.source / "model.safetensors").is_file():
         parser.error(f"there is no drafter in {a.source}")
-    if not answers:
-        parser.error(f"there are no answers in {a.work}; run python -m recipes.smollm2.answers --unpack first")
+    if missing := [str(file) for file in a.data if not file.is_file()]:
+        parser.error(f"there is no file {missing[0]}")
     tensors = load_file(a.source / "model.safetensors")
     config = json.loads((a.source / "config.json").read_text(encoding="utf-8"))
     size = config.get("draft_vocab", 0) if a.size is None else a.size
     if not 0 < size <= config.get("draft_vocab", 0):
         parser.error(f"this drafter drafts {config.get('draft_vocab') or 'all'} tokens; give a size up to that")
     known, counts = vocabulary.ids_of(tensors["d2t"]), torch.zeros(config["vocab"], dtype=torch.long)
-    for document in data.read(answers, load_tokenizer(a.target)):
+    for document in data.read(a.data, load_tokenizer(a.target)):
         learned = torch.tensor(document.tokens)[torch.tensor(document.learn)]
         counts.index_add_(0, learned, torch.ones_like(learned))
     by_count = counts[known].sort(descending=True, stable=True).indices[:size]
