@@ -124,6 +124,7 @@ def coder() -> str:
 Tokens per second of Qwen2.5-Coder-1.5B-Instruct from its `Q4_K_M` file, one text at a time at T = 0, with the time of
 its prompts. Outrider with `--weights {run["weights"]}`: plain, with suffix decoding (drafts), with the 0.5B's file as
 draft model (draft). llama.cpp's own server, the same files: plain, with its n-grams (lookup), with that draft model.
+vLLM for CPUs has the weights in bfloat16: plain, with its n-grams (lookup).
 {run["limit"]} prompts of each task, at most {run["tokens"]} tokens; two cores of an {run["machine"]["processor"]},
 {run["started"][:10]}, by `benchmarks/peers.py`.
 """
