@@ -36,51 +36,56 @@ typedef struct {
     vec_t sum, part, least;
 } Sums;
 
-/* A block's scales, one for each half that has its own. `d`: float16, behind which the minima's lie. */
-typedef struct {
-    vec_t scale[2], minimum[2];
-    const char *d;
-} Scales;
+/* Integer dot products of a row's block, of each half that has a scale, times these. */
+INLINE vec_t scale_dots(const IntegerFormat f, i8_t first, i8_t last, const vec_t scale[2]) {
+    const vec_t dot = v_from_sums(first);
+    if (f.halves == 1) return f.superblock ? v_mul(dot, scale[0]) : dot;
+    return v_fma(v_from_sums(last), scale[1], v_mul(dot, scale[0]));
+}
 
-/* The integer dot products of one row's block, of each half that has a scale. */
-INLINE void dot_row(const IntegerFormat f, const i8_t w[8], const Activations *x, i8_t sums[2]) {
+/* The scaled dot products of one row's block. */
+INLINE vec_t dot_row(const IntegerFormat f, const i8_t w[8], const vec_t scale[2], const Activations *x) {
     const int steps = 8 / f.halves;
-#pragma GCC unroll 2
-    for (int h = 0; h < f.halves; h++)
-        sums[h] = dot_steps(f, w + h * steps, x->quant + 4 * h * steps, steps, offset_share(f, h, x));
+    const i8_t first = dot_steps(f, w, x->quant, steps, offset_share(f, 0, x));
+    if (f.halves == 1) return scale_dots(f, first, first, scale);
+    return scale_dots(f, first, dot_steps(f, w + 4, x->quant + 16, 4, offset_share(f, 1, x)), scale);
 }
 
 #ifdef I8_DOT_TWO_ROWS
 /* The same of two rows. */
-INLINE void dot_two_rows(const IntegerFormat f, const i8_t joined[8], const Activations *x, i8_t sums[2][2]) {
+INLINE void
+dot_two_rows(const IntegerFormat f, const i8_t joined[8], const vec_t scale[2], const Activations *x, vec_t dots[2]) {
     const int steps = 8 / f.halves;
+    i8_t sums[2][2]; /* of halves, of rows */
 #pragma GCC unroll 2
     for (int h = 0; h < f.halves; h++) {
         const int at = h * steps;
-        i8_t both[2] = {offset_share(f, h, x), offset_share(f, h, x + 1)};
-        i8_dot_two_rows(joined + at, steps, x[0].quant + 4 * at, x[1].quant + 4 * at, both);
-        sums[0][h] = both[0];
-        sums[1][h] = both[1];
+        sums[h][0] = offset_share(f, h, x), sums[h][1] = offset_share(f, h, x + 1);
+        i8_dot_two_rows(joined + at, steps, x[0].quant + 4 * at, x[1].quant + 4 * at, sums[h]);
     }
+#pragma GCC unroll 2
+    for (int r = 0; r < 2; r++) dots[r] = scale_dots(f, sums[0][r], sums[f.halves - 1][r], scale);
 }
 #endif
 
-/* Add a block of one row. */
-INLINE void add_block(const IntegerFormat f, const i8_t sums[2], const Scales *s, const Activations *x, Sums *to) {
-    vec_t dot = v_from_sums(sums[0]);
-    if (f.superblock) dot = v_mul(dot, s->scale[0]);
-    if (f.halves == 2) dot = v_fma(v_from_sums(sums[1]), s->scale[1], dot);
+/* Add a block of one row, whose scaled dot products are `dot`. */
+INLINE void add_block(
+    const IntegerFormat f, vec_t dot, const vec_t scale[2], const vec_t minimum[2], const Activations *x, Sums *to
+) {
+    const vec_t own_scale = v_set1(x->scale);
     if (f.superblock)
-        to->part = v_fma(dot, v_set1(x->scale), to->part);
+        to->part = v_fma(dot, own_scale, to->part);
     else
-        to->sum = v_fma(v_mul(dot, v_set1(x->scale)), v_load_f16_all(s->d), to->sum);
+        to->sum = v_fma(v_mul(dot, own_scale), scale[0], to->sum);
     if (!f.minimum) return;
     if (!f.superblock)
-        to->sum = v_fma(v_set1(x->total), v_load_f16_all(s->d + 2 * PANEL_ROWS), to->sum);
-    else
-#pragma GCC unroll 2
-        for (int h = 0; h < f.halves; h++)
-            to->least = v_fma(s->minimum[h], v_set1(f.halves == 1 ? x->total : x->totals[h]), to->least);
+        to->sum = v_fma(v_set1(x->total), minimum[0], to->sum);
+    else if (f.halves == 1)
+        to->least = v_fma(minimum[0], v_set1(x->total), to->least);
+    else {
+        to->least = v_fma(minimum[0], v_set1(x->totals[0]), to->least);
+        to->least = v_fma(minimum[1], v_set1(x->totals[1]), to->least);
+    }
 }
 
 /* `n` rows of x, at most CHUNK_ROWS, with LANES outputs, as rows of LANES numbers. */
@@ -93,18 +98,20 @@ INLINE void multiply_int8_rows(const int64_t kind, const Activations *x, const i
     Sums of[CHUNK_ROWS];
     for (int64_t i = 0; i < n; i++) of[i].sum = v_zero();
     for (int64_t b = 0; b < blocks; b += unit) {
-        Scales s = {.d = scales + 2 * panel.lane};
-        const char *small = scales + 2 * PANEL_ROWS * (1 + f.minimum) + panel.lane;
+        const char *d = scales + 2 * panel.lane, *small = scales + 2 * PANEL_ROWS * (1 + f.minimum) + panel.lane;
         for (int64_t i = 0; ahead && i < unit_scale_bytes(f); i += CACHE_LINE) prefetch(scales + ahead + i);
-        for (int64_t i = 0; i < n; i++) of[i].part = of[i].least = v_zero();
+        for (int64_t i = 0; f.superblock && i < n; i++) of[i].part = of[i].least = v_zero();
         for (int64_t u = 0; u < unit; u++, w += block_bytes(f), x += n) {
             i8_t own[8];
+            vec_t scale[2], minimum[2]; /* of the block: float16; with superblocks integers, of each half */
             for (int64_t i = 0; ahead && i < block_bytes(f); i += CACHE_LINE) prefetch(w + ahead + i);
 #pragma GCC unroll 8
             for (int k = 0; k < 8; k++) own[k] = open_steps(f, w, k);
+            if (!f.superblock) scale[0] = v_load_f16_all(d);
+            if (!f.superblock && f.minimum) minimum[0] = v_load_f16_all(d + 2 * PANEL_ROWS);
             for (int h = 0; h < own_scales; h++) {
-                s.scale[h] = v_load_i8(small + PANEL_ROWS * h);
-                if (f.minimum) s.minimum[h] = v_load_i8(small + PANEL_ROWS * (f.halves + h));
+                scale[h] = v_load_i8(small + PANEL_ROWS * h);
+                if (f.minimum) minimum[h] = v_load_i8(small + PANEL_ROWS * (f.halves + h));
             }
             small += PANEL_ROWS * own_scales * (1 + f.minimum);
             int64_t i = 0;
@@ -113,22 +120,18 @@ INLINE void multiply_int8_rows(const int64_t kind, const Activations *x, const i
 #pragma GCC unroll 4
             for (int k = 0; k < 8; k += 2) i8_join_steps(own + k, joined + k);
             for (; i + 1 < n; i += 2) {
-                i8_t sums[2][2];
-                dot_two_rows(f, joined, x + i, sums);
+                vec_t dots[2];
+                dot_two_rows(f, joined, scale, x + i, dots);
 #pragma GCC unroll 2
-                for (int r = 0; r < 2; r++) add_block(f, sums[r], &s, x + i + r, of + i + r);
+                for (int r = 0; r < 2; r++) add_block(f, dots[r], scale, minimum, x + i + r, of + i + r);
             }
 #endif
-            for (; i < n; i++) {
-                i8_t sums[2];
-                dot_row(f, own, x + i, sums);
-                add_block(f, sums, &s, x + i, of + i);
-            }
+            for (; i < n; i++) add_block(f, dot_row(f, own, scale, x + i), scale, minimum, x + i, of + i);
         }
         for (int64_t i = 0; i < n; i++) {
-            if (f.superblock) of[i].sum = v_fma(v_load_f16_all(s.d), of[i].part, of[i].sum);
+            if (f.superblock) of[i].sum = v_fma(v_load_f16_all(d), of[i].part, of[i].sum);
             if (f.superblock && f.minimum)
-                of[i].sum = v_fma(v_load_f16_all(s.d + 2 * PANEL_ROWS), of[i].least, of[i].sum);
+                of[i].sum = v_fma(v_load_f16_all(d + 2 * PANEL_ROWS), of[i].least, of[i].sum);
         }
         scales += unit_scale_bytes(f);
     }
