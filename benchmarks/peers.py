@@ -298,7 +298,8 @@ def main() -> None:
         print(f"\nT = {one['temperature']:g}, {one['batch']} at a time\n", markdown(one["rows"]), "", sep="\n")
     print(*equal(rows), sep="\n")
     if given.store:
-        settings = {name: getattr(given, name) for name in ("drafter", "tasks", "limit", "tokens", "repeats", "weights")}
+        names_of = "drafter", "tasks", "limit", "tokens", "repeats", "weights"
+        settings = {name: getattr(given, name) for name in names_of}
         models = {"model": Path(given.model).name, "draft model": given.draft_model and given.draft_model.name}
         document = {"run": {**models, **settings, **machine.environment()}, "tables": tables, "same": equal(rows)}
         given.store.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
