@@ -295,7 +295,7 @@ def test_a_training_begins_with_a_drafters_weights(model: HFTarget, tmp_path: Pa
     options = {"draft_vocab": 40}
     first = run(model, tmp_path / "first", replace(RECIPE, steps=40, rows=4, evaluate=40, options=options))
     others = [replace(d, tokens=d.tokens[::-1], key=f"other {d.key}") for d in documents()]
-    recipe = replace(RECIPE, method="hass", steps=1, lr=1e-9, evaluate=1, options=options, init=str(first.folder))
+    recipe = replace(RECIPE, method="hass", steps=1, lr=1e-9, evaluate=1, options={}, init=str(first.folder))
     second = loop.train(model, others, tmp_path / "second", recipe, quiet=True)
     made: list[Any] = [drafters.load(str(result.folder), model).uncalibrated for result in (first, second)]
     nets = [drafter.net for drafter in made]
@@ -337,6 +337,7 @@ def test_which_trainings_can_begin_with_weights(model: HFTarget, method: str) ->
         ({"init": "nowhere"}, "nowhere"),
         ({"method": "eagle3", "options": {"taps": (0, 2, 3)}}, "holds a drafter 'eagle', and this training makes"),
         ({"options": {"draft_vocab": 20}}, "another draft_vocab than this training"),
+        ({"init": "nowhere", "options": {}}, "nowhere"),
         ({"method": "mamba"}, "mamba cannot start from a drafter's weights"),
     ],
 )

@@ -21,11 +21,14 @@ import torch
 from accelerate import Accelerator
 from torch import nn
 
-from .. import drafters, files
+from .. import checkpoints, drafters, files
 from ..backends.torch import HFTarget
 from ..backends.torch.tensors import dtype_of
+from ..checkpoints import native
 from ..core.protocols import Target
 from ..params import InputError, Interrupted
+from ..schema import to_dict
+from ..shipped import placed
 from . import checkpoint, objectives
 from .data import Batch, Document, draft_size, pack, split
 from .evaluate import acceptance, held_out_loss, prompts_of
@@ -90,7 +93,7 @@ def train(
     share = stock is None or stock.family.binding is None
     rows, test = pack(learned, recipe.length, recipe.seed, share), pack(held, recipe.length, 0, share)
     test = test.rows(range(min(len(test.keys), 8 * recipe.rows)))
-    recipe = _vocabulary(recipe.over(len(rows.keys)).continuing(out).complete(), learned, target.vocab)
+    recipe = _vocabulary(recipe.over(len(rows.keys)).continuing(out).complete(), learned, target)
     recipe = precision(recipe, torch.device(target.device), dtype_of(target))
     accelerator = Accelerator(cpu=target.device == "cpu")
     main = accelerator.is_main_process
@@ -175,11 +178,19 @@ def _chosen(recipe: Recipe, target: Target) -> str:
     return ", ".join([kind, f"the target's {passes} passes in {target.precision}", *shown])
 
 
-def _vocabulary(recipe: Recipe, documents: Sequence[Document], vocab: int) -> Recipe:
-    """The recipe with the size of the draft vocabulary, if the data determines it; a resumed run keeps it."""
-    left = {**objectives.options_of(recipe.method), **recipe.options}.get("draft_vocab") == -1
-    size = draft_size(documents, vocab) if left else 0
-    return replace(recipe, options={**recipe.options, "draft_vocab": size}) if left else recipe
+def _vocabulary(recipe: Recipe, documents: Sequence[Document], target: Target) -> Recipe:
+    """The recipe with the size of the draft vocabulary, if it was left open: the size that the drafter has that the
+    training begins with, else what the data determines. A resumed run keeps it."""
+    if {**objectives.options_of(recipe.method), **recipe.options}.get("draft_vocab") != -1:
+        return recipe
+    if recipe.init:
+        folder = placed(recipe.init, recipe.method)
+        found = checkpoints.read(folder, target)
+        config = to_dict(native.network(found.method).read(found.config, folder))
+        size = config.get("draft_vocab") or target.vocab
+    else:
+        size = draft_size(documents, target.vocab)
+    return replace(recipe, options={**recipe.options, "draft_vocab": size})
 
 
 def precision(recipe: Recipe, device: torch.device, dtype: torch.dtype) -> Recipe:
