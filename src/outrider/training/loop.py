@@ -21,14 +21,11 @@ import torch
 from accelerate import Accelerator
 from torch import nn
 
-from .. import checkpoints, drafters, files
+from .. import drafters, files
 from ..backends.torch import HFTarget
 from ..backends.torch.tensors import dtype_of
-from ..checkpoints import native
 from ..core.protocols import Target
 from ..params import InputError, Interrupted
-from ..schema import to_dict
-from ..shipped import placed
 from . import checkpoint, objectives
 from .data import Batch, Document, draft_size, pack, split
 from .evaluate import acceptance, held_out_loss, prompts_of
@@ -184,10 +181,7 @@ def _vocabulary(recipe: Recipe, documents: Sequence[Document], target: Target) -
     if {**objectives.options_of(recipe.method), **recipe.options}.get("draft_vocab") != -1:
         return recipe
     if recipe.init:
-        folder = placed(recipe.init, recipe.method)
-        found = checkpoints.read(folder, target)
-        config = to_dict(native.network(found.method).read(found.config, folder))
-        size = config.get("draft_vocab") or target.vocab
+        size = objectives.drafted(recipe.init, recipe.method, target)
     else:
         size = draft_size(documents, target.vocab)
     return replace(recipe, options={**recipe.options, "draft_vocab": size})

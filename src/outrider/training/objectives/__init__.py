@@ -16,7 +16,7 @@ from ... import plugins
 from ...core.protocols import Target
 from ...params import InputError
 from ..data import Document
-from ._objective import Begun, NetworkObjective, Objective, Optimiser, Prepared
+from ._objective import Begun, NetworkObjective, Objective, Optimiser, Prepared, drafted
 
 __all__ = [
     "Begun",
@@ -25,6 +25,7 @@ __all__ = [
     "Optimiser",
     "Prepared",
     "build",
+    "drafted",
     "names",
     "optimiser_of",
     "options_of",

@@ -146,3 +146,10 @@ class TrimmedObjective(NetworkObjective):
     def draftable(self, tokens: Int[Tensor, "*s"]) -> Bool[Tensor, "*s"]:
         """The target's tokens in the draft vocabulary."""
         return torch.ones_like(tokens, dtype=torch.bool) if self.places is None else self.places[tokens] >= 0
+
+
+def drafted(folder: str, part: str, target: Target) -> int:
+    """How many tokens a drafter's folder or hub id can draft. `part`: what `demo` or `smollm2` alone stands for."""
+    checkpoint = checkpoints.read(_weights.placed(folder, part), target)
+    config = to_dict(native.network(checkpoint.method).read(checkpoint.config, folder))
+    return config.get("draft_vocab") or target.vocab
