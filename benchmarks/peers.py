@@ -44,6 +44,7 @@ from outrider.shipped import folder_of
 ENGINES = Path(__file__).parent / "engines"
 TASKS = ["mt-bench", "humaneval", "gsm8k", "alpaca", "cnn-dm@600", "natural-questions"]
 OURS = "ours"
+SETTINGS = "drafter", "tasks", "limit", "tokens", "repeats", "weights"  # kept by --store
 NETWORKS = {"eagle": "smollm2/hass", "eagle3": "smollm2/eagle3"}  # HASS trains EAGLE's
 DRAFT = "demo/draft"  # the draft model where none is given
 EAGLE = "plain", "tree", "small"  # the authors' code
@@ -298,8 +299,7 @@ def main() -> None:
         print(f"\nT = {one['temperature']:g}, {one['batch']} at a time\n", markdown(one["rows"]), "", sep="\n")
     print(*equal(rows), sep="\n")
     if given.store:
-        names_of = "drafter", "tasks", "limit", "tokens", "repeats", "weights"
-        settings = {name: getattr(given, name) for name in names_of}
+        settings = {name: getattr(given, name) for name in SETTINGS}
         models = {"model": Path(given.model).name, "draft model": given.draft_model and given.draft_model.name}
         document = {"run": {**models, **settings, **machine.environment()}, "tables": tables, "same": equal(rows)}
         given.store.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
@@ -308,7 +308,8 @@ def main() -> None:
 
 def stock_folder(file: Path, out: Path) -> str:
     """The model of a .gguf file as a folder of transformers, which is written where it is not there."""
-    folder = out / file.stem
+    place = hashlib.sha256(str(file.resolve()).encode()).hexdigest()[:8]  # two files may have one name
+    folder = out / f"{file.stem}-{place}"
     if not folder.exists():
         partial = folder.with_name(f"{folder.name}.partial")
         gguf.write(file, partial)

@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from outrider.backends.torch import load_tokenizer, vocabulary
+from outrider.nets import int8
 from outrider.training import data
 
 PLACES = 7  # of bfloat16, behind the leading one
@@ -55,6 +56,8 @@ def main() -> None:
         parser.error(f"there is no file {missing[0]}")
     tensors = load_file(a.source / "model.safetensors")
     config = json.loads((a.source / "config.json").read_text(encoding="utf-8"))
+    if any(name.endswith(int8.SCALE) for name in tensors):
+        parser.error(f"{a.source} is in eight bits already; trim the folder that `outrider import --int8` was given")
     size = config.get("draft_vocab", 0) if a.size is None else a.size
     if not 0 < size <= config.get("draft_vocab", 0):
         parser.error(f"this drafter drafts {config.get('draft_vocab') or 'all'} tokens; give a size up to that")

@@ -72,9 +72,9 @@ def test_what_is_kept_beside_the_package_has_a_card_and_whole_weights(folder: Pa
     card = (folder / "README.md").read_text(encoding="utf-8")
     assert_is_a_card(card)
     assert "base_model: " in card
-    found = read(folder)
-    native.check(found, folder)
-    assert found.mark
+    checkpoint = read(folder)
+    native.check(checkpoint, folder)
+    assert checkpoint.mark
     assert (folder / "model.safetensors").stat().st_size < 60e6
 
 

@@ -176,7 +176,7 @@ def test_many_draws_follow_the_distribution_of_the_temperature() -> None:
 
 
 def test_a_draft_vocabulary_is_cut_to_what_answers_have_most_often(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     known, source, out = torch.tensor([2, 7, 11, 30, 31]), tmp_path / "from", tmp_path / "to"
     source.mkdir()
@@ -199,6 +199,10 @@ def test_a_draft_vocabulary_is_cut_to_what_answers_have_most_often(
     assert torch.equal(tensors["w"], torch.ones(2))
     assert tensors["lm_head.weight"].tolist() == [[0, 1], [4, 5], [8, 9]], "a head of its own has the same rows"
     assert tensors["t2d"].nonzero()[:, 0].tolist() == [2, 11, 31]
+    save_file({**made, "lm_head.weight.scale": torch.ones(5, 1)}, source / "model.safetensors")
+    with pytest.raises(SystemExit):
+        trim.main()
+    assert "in eight bits already" in capsys.readouterr().err
 
 
 def test_weights_are_rounded_to_the_nearest_of_fewer_digits() -> None:
