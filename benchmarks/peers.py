@@ -240,7 +240,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", default="smollm2", help="smollm2, or a .gguf file")
     parser.add_argument("--drafter", help="SPEC of our drafts; default: the model's own")
-    parser.add_argument("--weights", choices=["full", "native", "int8"], default="full", help="of our passes")
+    parser.add_argument("--weights", choices=["auto", "full", "native", "int8"], default="auto", help="of our passes")
     parser.add_argument("--draft-model", type=Path, help="a smaller model's .gguf file, which drafts")
     parser.add_argument("--tasks", nargs="+", default=TASKS, help="tasks or groups of them, as in outrider bench")
     parser.add_argument("--data", type=Path, required=True, help="the folder of the tasks' files")

@@ -91,7 +91,7 @@ LINES = (
     Line("smollm2_many", 0.0, "none", DEFAULT, f"{INTEL}; default drafter"),
     Line("smollm2_many", 1.0, "none", DEFAULT, f"{INTEL}; default drafter"),
     Line("smollm2_variants", 0.0, "none", "HASS", f"{AMD}; HASS"),
-    Line("smollm2_variants", 0.0, "none, native", "HASS, native", f"{AMD}; HASS, `--weights native`"),
+    Line("smollm2_variants", 0.0, "none, native", "HASS, native", f"{AMD}; HASS, native weights"),
 )
 
 
@@ -122,9 +122,9 @@ def coder() -> str:
     run = document["run"]
     about = f"""
 Tokens per second of Qwen2.5-Coder-1.5B-Instruct from its `Q4_K_M` file, one text at a time at T = 0, with the time of
-its prompts. Outrider with `--weights {run["weights"]}`: plain, with suffix decoding (drafts), with the 0.5B's file as
-draft model (draft). llama.cpp's own server, the same files: plain, with its n-grams (lookup), with that draft model.
-vLLM for CPUs has the weights in bfloat16: plain, with its n-grams (lookup).
+its prompts. Outrider (`--weights {run["weights"]}`, the default): plain, with suffix decoding (drafts), with the 0.5B's
+file as draft model (draft). llama.cpp's own server, the same files: plain, with its n-grams (lookup), with that draft
+model. vLLM for CPUs has the weights in bfloat16: plain, with its n-grams (lookup).
 {run["limit"]} prompts of each task, at most {run["tokens"]} tokens; two cores of an {run["machine"]["processor"]},
 {run["started"][:10]}, by `benchmarks/peers.py`.
 """
@@ -163,7 +163,8 @@ def note() -> str:
     words = f"""
 Tokens per second of decoding SmolLM2-135M, one text at a time: transformers' `generate`, Outrider without drafts and
 with them, and the ratio of the last two, as `python -m papers.studies STUDY` measured it. Prompts of six tasks that
-the papers used, without those whose plain text loops; torch {torch}, transformers {transformers}.
+the papers used, without those whose plain text loops. Full weights where a row names no others; torch {torch},
+transformers {transformers}.
 """
     table = [f"| {' | '.join(row)} |" for row in (heads, *map(cells, LINES))]
     table.insert(1, "|---|--:|--:|--:|--:|--:|--:|---|")

@@ -149,7 +149,7 @@ def arm_of(shape: str) -> str:
 
 
 EVAL = str(ROOT.parent / "shared" / "data" / "eval")  # the papers' prompts
-PAPERS = Study("smollm2", temperatures=(0.0, 1.0), tokens=64, limit=3, data=EVAL, tasks=REAL_TASKS)
+PAPERS = Study("smollm2", weights="full", temperatures=(0.0, 1.0), tokens=64, limit=3, data=EVAL, tasks=REAL_TASKS)
 SHORT = tuple(task for task in REAL_TASKS if not task.startswith("cnn-dm"))  # whose prompts take most of the time
 COUNTED = replace(PAPERS, tokens=32, tasks=SHORT, peers=(), explain=False)  # tokens and rounds, no clock
 BASE = Study("demo", tokens=32)

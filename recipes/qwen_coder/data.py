@@ -24,7 +24,7 @@ def main() -> None:
     parser.add_argument("--parts", type=int, default=8, help="how many parts there shall be")
     parser.add_argument("--answers", default="answers", help="the name of the files of answers")
     parser.add_argument("--batch-size", type=int, default=32, help="answers that are written side by side")
-    parser.add_argument("--weights", default="full", help="native: products of a .gguf file's own blocks, faster")
+    parser.add_argument("--weights", default="auto", help="as for `outrider generate`")
     questions.places(parser)
     a = parser.parse_args()
     a.work.mkdir(parents=True, exist_ok=True)

@@ -37,12 +37,13 @@ def part(number: int, a: argparse.Namespace) -> None:
         (a.work / "openings.jsonl").write_text("".join(lines), encoding="utf-8")
         generate(
             a.target, a.work / "openings.jsonl", a.work / "openings-answered.jsonl",
-            "--temperature", 0.9, "--max-new-tokens", 128, "--seed", 1,
+            "--temperature", 0.9, "--max-new-tokens", 128, "--seed", 1, "--weights", "full",
         )  # fmt: skip
         print(path, questions.write(a.train, a.eval, a.work, number), flush=True)
     generate(
         a.target, path, a.work / f"answers-{number}.jsonl",
         "--temperature", TEMPERATURES[number % 2], "--max-new-tokens", TOKENS, "--seed", 1_000_000 * number,
+        "--weights", "full",
     )  # fmt: skip
 
 

@@ -280,7 +280,7 @@ def load(
     dtype: str = "auto",
     device: str = "auto",
     exact: str = "auto",
-    weights: str = "full",
+    weights: str = "auto",
     trust_remote_code: bool = False,
     compile: bool | None = None,
     choose: bool = False,
@@ -303,7 +303,8 @@ def load(
             native passes promise that, others up to rounding. rounding and auto: either.
         weights: full: as the checkpoint has them; native: the quants of a .gguf file's blocks, multiplied by
             activations that are rounded to int8; int8: the same with weights rounded to int8. The last two are for
-            CPUs and models of native passes, and change the target's distribution a little.
+            CPUs and models of native passes, and change the target's distribution a little. auto: native for a
+            .gguf file where that can be, else full.
         trust_remote_code: run code that comes with the model.
         compile: False: run the model's own forward, where native passes would serve it.
         choose: do not mix several drafters: the budget names one of them each round (a bandit over drafters and
@@ -327,7 +328,7 @@ def load(
         compile=compile, **options,
     )  # fmt: skip
     target, place, tokenizer = loaded.target, loaded.place, loaded.tokenizer
-    name = loaded.name + (f", {weights} weights" if weights != "full" else "")
+    name = loaded.name + (f", {loaded.weights} weights" if loaded.weights != "full" else "")
     chosen = drafter if drafter is not None else (place.drafter if place else "lookup")
     if named := isinstance(chosen, str | Sequence):
         label = chosen if isinstance(chosen, str) else drafters.MIX.join(chosen)

@@ -107,7 +107,8 @@ def shown(value: Any) -> str:
 
 
 EXACT = ("auto", "bits", "rounding")
-WEIGHTS = ("full", "int8", "native")
+INTEGERS = "int8", "native"  # ways of keeping weights that are multiplied as integers
+WEIGHTS = ("auto", "full", *INTEGERS)
 FORMATS = ("safeailab", "medusa", "speculators", "vllm", "sglang")  # that drafters are exported to
 
 
@@ -119,9 +120,9 @@ def check_exact(exact: str) -> str:
 
 
 def check_weights(weights: str) -> str:
-    """How weights are kept, if it is one of the three words; raises InputError."""
+    """How weights are kept, if it is one of the four words; raises InputError."""
     if weights not in WEIGHTS:
-        raise InputError(f"weights are full, int8 or native, not {weights!r}")
+        raise InputError(f"weights are auto, full, int8 or native, not {weights!r}")
     return weights
 
 

@@ -122,7 +122,7 @@ def test_a_draft_model_of_a_gguf_file_drafts_by_integer_products(tmp_path: Path)
     assert not outrider.load(file, f"model:{numbers}").drafter.uncalibrated.models[0].integers
     for model, weights, why in (
         ("demo", "native", "native weights are those of a .gguf file"),
-        (file, "q4", "weights are full"),
+        (file, "q4", "weights are auto, full"),
     ):
         with pytest.raises(InputError, match=why):
             outrider.load(model, f"model:{model}?weights={weights}")
@@ -135,7 +135,7 @@ def test_a_draft_model_of_a_gguf_file_drafts_by_integer_products(tmp_path: Path)
         ({"weights": "int8", "dtype": "float64"}, "leave the dtype out"),
         ({"weights": "native", "compile": False}, "leave compile=False .--no-compile. out"),
         ({"weights": "int8", "revision": "main"}, "which int8 weights need"),
-        ({"weights": "int4"}, "weights are full, int8 or native"),
+        ({"weights": "int4"}, "weights are auto, full, int8 or native"),
     ],
 )
 def test_what_they_cannot_be_combined_with(tmp_path: Path, more: dict[str, Any], why: str) -> None:
@@ -154,7 +154,22 @@ def test_other_models_are_refused(tmp_path: Path) -> None:
         outrider.load(tmp_path, "none", weights="native")
 
 
+def test_a_gguf_file_is_multiplied_as_integers_where_nothing_else_is_asked_for(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Files without quants, folders and what torch serves stay full, and nothing is said of it."""
+    blocks, numbers = (write(tmp_path / f"{kind}.gguf", stock(**WIDE), kind) for kind in ("Q4_K", "F16"))
+    for model, more, kept in (
+        (blocks, {}, "native"), (blocks, {"weights": "full"}, "full"), (blocks, {"weights": "int8"}, "int8"),
+        (blocks, {"compile": False}, "full"), (numbers, {}, "full"), ("demo", {}, "full"),
+    ):  # fmt: skip
+        llm = outrider.load(model, "none", **more)
+        assert llm.target.integers == (kept != "full")
+        assert llm.name.endswith(f", {kept} weights") == (kept != "full")
+    assert "stay full" not in caplog.text
+
+
 def test_the_audit_wants_full_weights(tmp_path: Path) -> None:
     llm = outrider.load(write(tmp_path / "m.gguf", stock(), "Q4_1"), "none", weights="native")
-    with pytest.raises(InputError, match="leave weights out"):
+    with pytest.raises(InputError, match="load the model with those"):
         audit(llm)

@@ -45,7 +45,7 @@ def serve(monkeypatch: pytest.MonkeyPatch, llm: Any, loaded: Any) -> Iterator[An
 
 def test_what_is_loaded(serve: Any) -> None:
     result = serve("--exact", "bits", "--dtype", "bfloat16", "--budget", "8x4", "--no-compile")
-    wanted = {"exact": "bits", "dtype": "bfloat16", "budget": "8x4", "compile": False, "weights": "full"}
+    wanted = {"exact": "bits", "dtype": "bfloat16", "budget": "8x4", "compile": False, "weights": "auto"}
     assert {name: result[name] for name in wanted} == wanted
     assert main(["serve", "demo", "--exact", "maybe"]) == 2
     assert main(["serve", "demo", "--timeout", "nan"]) == 2

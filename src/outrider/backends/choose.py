@@ -14,7 +14,7 @@ from typing import Any
 from .. import hub
 from ..core.protocols import Target
 from ..names import Place, check_native, find
-from ..params import InputError, check_weights
+from ..params import INTEGERS, InputError, check_weights
 from .native.checkpoint import Checkpoint, open_checkpoint, read_json
 from .native.families import describe
 from .native.library import suits
@@ -34,6 +34,7 @@ class Loaded:
     eos: frozenset[int]  # every token that ends a text
     name: str
     place: Place | None  # None: it was in memory
+    weights: str = "full"  # how they are kept: full, int8 or native
 
 
 def load(
@@ -42,7 +43,7 @@ def load(
     dtype: str = "auto",
     device: str = "auto",
     exact: str = "auto",
-    weights: str = "full",
+    weights: str = "auto",
     trust_remote_code: bool = False,
     compile: bool | None = None,
     **options: Any,
@@ -50,13 +51,13 @@ def load(
     """The target of a name, or of a transformers model in memory; arguments and errors are those of `outrider.load`."""
     check_weights(weights)
     if in_memory(model):
-        if weights != "full":
+        if weights in INTEGERS:
             raise InputError(f"weights={weights} is for models that are loaded by name; leave it out")
         return _by_torch(model, None, dtype, device, exact, trust_remote_code, compile, options)
     place = find(model)
     if weights == "native":
         check_native(place)
-    if weights != "full":
+    if weights in INTEGERS:
         device = check_integers(weights, device, dtype, compile)
     ours = device in ("auto", "cpu") and dtype in PRECISIONS and compile is not False
     precision = place.dtype if dtype == "auto" else dtype
@@ -66,8 +67,9 @@ def load(
             target = NativeTarget(files, precision, weights)
             tokenizer = reading.result()
         target.stock = partial(_stock, place)
-        return Loaded(target, tokenizer, eos_of(files.place, files.config, tokenizer), str(place), place)
-    if weights != "full":
+        kept = weights if weights != "auto" else "native" if target.integers else "full"
+        return Loaded(target, tokenizer, eos_of(files.place, files.config, tokenizer), str(place), place, kept)
+    if weights in INTEGERS:
         need = f"which {weights} weights need; leave weights out"
         raise InputError(f"{place} is not served by native passes here, {need}")
     return _by_torch(place, place, dtype, device, exact, trust_remote_code, compile, options)

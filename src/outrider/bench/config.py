@@ -33,6 +33,7 @@ class Config:
     threads: int | None = None  # None: torch's default
     dtype: str = "auto"
     device: str = "auto"
+    weights: str = "auto"  # of methods that name none, as `outrider.load` takes it
     compile: bool = True
     trust_remote_code: bool = False
     data: str | None = None  # folder of the published tasks' files

@@ -19,6 +19,7 @@ class Models:
     target: str = "demo"  # its name, as `outrider.load` takes it
     dtype: str = "auto"
     device: str = "auto"
+    weights: str = "auto"  # of variants that do not say
     compile: bool = True
     trust: bool = False
     usual: str = "plain"  # the variant whose tokenizer and context length are used
@@ -31,7 +32,9 @@ class Models:
         variants = {m.variant for m in config.rows()}
         usual = "eager" if "eager" in variants and "plain" not in variants else "plain"
         model = config.model or "demo"
-        return cls(model, config.dtype, config.device, config.compile, config.trust_remote_code, usual)
+        return cls(
+            model, config.dtype, config.device, config.weights, config.compile, config.trust_remote_code, usual
+        )  # fmt: skip
 
     def llm(self, variant: str = "") -> LLM:
         """The target of a variant (`methods.VARIANTS`) without a drafter; "": the usual one."""
@@ -42,7 +45,7 @@ class Models:
             fast = self.compile and "eager" not in variant
             self.loaded[variant] = load(
                 self.target, "none", dtype=self.dtype, device=self.device, trust_remote_code=self.trust,
-                weights=weights_of(variant), compile=None if fast else False,
+                weights=weights_of(variant, self.weights), compile=None if fast else False,
             )  # fmt: skip
         return self.loaded[variant]
 

@@ -41,7 +41,7 @@ def headline(document: Document) -> list[str]:
     Tasks of which every plain text repeats itself are in neither, unless there are no others.
     """
     invalid, about = {c.method for c in document.cells if c.state == "invalid"}, document.methods
-    base = next((weights_of(c.variant) for c in about.values() if c.plain), "full")
+    base = next((weights_of(c.variant) for c in about.values() if c.plain), "auto")
     fair = {n for n, c in about.items() if c.lossless and weights_of(c.variant) == base and not c.plain} - invalid
     rows = [(m.speedup, m) for m in document.means if m.method in fair and m.speedup]
     complete = [(f, m) for f, m in rows if m.tasks == len(counted_tasks(document, m.setting))]

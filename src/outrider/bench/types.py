@@ -12,16 +12,17 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 from ..core.types import Usage
+from ..params import INTEGERS
 
 VERSION = 4  # of the files of a run
 OURS = "outrider"  # the peer that runs our engine
 PLAIN = "none"  # the drafter of plain decoding, which speed-ups are ratios to
-QUANTISED = "int8", "native"  # variants whose weights are quantised: another distribution than the full weights'
+VARIED = "full", *INTEGERS  # variants that name how weights are kept: another distribution each
 
 
-def weights_of(variant: str) -> str:
-    """The weights of a variant of the target: full, int8 or native."""
-    return variant if variant in QUANTISED else "full"
+def weights_of(variant: str, usual: str = "auto") -> str:
+    """How a variant of the target keeps its weights (`outrider.load`); `usual`: where it does not say."""
+    return variant if variant in VARIED else usual
 
 
 @dataclass(frozen=True)

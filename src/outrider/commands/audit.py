@@ -65,7 +65,7 @@ def audit(
     place = find(model)
     prompts = given or (held_out() if place.name == DEMO else list(PROMPTS))[:limit]
     llm = load(
-        place, drafter, dtype=dtype, device=device, exact=exact, no_compile=no_compile,
+        place, drafter, dtype=dtype, device=device, exact=exact, weights="full", no_compile=no_compile,
         trust_remote_code=trust_remote_code,
     )  # fmt: skip
     from ..proofs.audit import audit as run

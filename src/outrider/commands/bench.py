@@ -116,7 +116,7 @@ def check(config: Any) -> None:
     for method in config.rows():
         if method.peer == OURS:
             check_drafter(method.spec)
-        located(config.model, weights_of(method.variant))
+        located(config.model, weights_of(method.variant, config.weights))
     if config.data is not None and not Path(config.data).is_dir():
         raise InputError(f"there is no folder {config.data}; --data names the folder of the tasks' files")
     check_place(config.dtype, config.device)

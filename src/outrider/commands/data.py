@@ -46,7 +46,7 @@ def generate(
     seed: Annotated[int, opt.sampling("--seed", help="Question i uses seed + i.")] = 0,
     batch_size: opt.BatchSize = 8,
     dtype: opt.Dtype = "auto",
-    weights: opt.Weights = "full",
+    weights: opt.Weights = "auto",
     device: opt.Device = "auto",
     no_compile: opt.NoCompile = False,
     trust_remote_code: opt.TrustRemoteCode = False,
@@ -83,7 +83,7 @@ def generate(
         report(as_json, out, len(items), 0, there)
         return
     if endpoint:
-        local = (dtype, device, weights, batch_size) != ("auto", "auto", "full", 8)
+        local = (dtype, device, weights, batch_size) != ("auto", "auto", "auto", 8)
         if drafter or no_compile or trust_remote_code or local:
             raise InputError(
                 "--endpoint leaves these to the servers: remove --drafter, --dtype, --device, --weights, "

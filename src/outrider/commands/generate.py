@@ -72,7 +72,7 @@ def generate(
     dtype: opt.Dtype = "auto",
     device: opt.Device = "auto",
     exact: opt.Exact = "auto",
-    weights: opt.Weights = "full",
+    weights: opt.Weights = "auto",
     threads: opt.Threads = None,
     no_compile: opt.NoCompile = False,
     trust_remote_code: opt.TrustRemoteCode = False,

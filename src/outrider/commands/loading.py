@@ -31,7 +31,7 @@ def load(
     dtype: str = "auto",
     device: str = "auto",
     exact: str = "auto",
-    weights: str = "full",
+    weights: str = "auto",
     threads: int | None = None,
     no_compile: bool = False,
     trust_remote_code: bool = False,
@@ -67,7 +67,7 @@ def one_model(argument: str | None, option: str | None) -> str | None:
     return argument if option is None else option
 
 
-def located(model: str | Place | None, weights: str = "full") -> Place:
+def located(model: str | Place | None, weights: str = "auto") -> Place:
     """Find a model by name. Raises InputError if there is no such folder, nor such an id on the hub or in its cache."""
     check_weights(weights)
     place = reached(find(model))

@@ -86,7 +86,7 @@ Weights = Annotated[
     str,
     machine("--weights",
         help="full; native: the quantised blocks of a .gguf file, or int8: weights quantised to 8 bits, both with int8 "
-        "activations on CPUs: faster, with slightly different texts.",
+        "activations on CPUs: faster, with slightly different texts. auto: native for a .gguf file, else full.",
     ),
 ]  # fmt: skip
 NoCompile = Annotated[bool, machine("--no-compile", help="Run the model's own forward instead of native passes.")]

@@ -46,7 +46,7 @@ def serve(
     shutdown_timeout: Annotated[float, typer.Option(help="Seconds to finish running requests.", min=0)] = 30.0,
     dtype: opt.Dtype = "auto",
     device: opt.Device = "auto",
-    weights: opt.Weights = "full",
+    weights: opt.Weights = "auto",
     exact: opt.Exact = "auto",
     no_compile: opt.NoCompile = False,
     trust_remote_code: opt.TrustRemoteCode = False,

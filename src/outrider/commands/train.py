@@ -129,7 +129,7 @@ def load(
     from ..training import data as text
 
     if not stock and dtype in choose.PRECISIONS and choose.readable(place, device, dtype) is not None:
-        loaded = choose.load(place, dtype=dtype, device=device)
+        loaded = choose.load(place, dtype=dtype, device=device, weights="full")
         return loaded.target, list(text.read(data, loaded.tokenizer))
     tokenizer = torch.load_tokenizer(place, trust_remote_code)
     if tokenizer is None:

@@ -16,7 +16,7 @@ def validate(
     dtype: opt.Dtype = "auto",
     device: opt.Device = "auto",
     exact: opt.Exact = "auto",
-    weights: opt.Weights = "full",
+    weights: opt.Weights = "auto",
     trust_remote_code: opt.TrustRemoteCode = False,
     as_json: opt.Json = False,
 ) -> None:

@@ -8,9 +8,7 @@ on as far as its positions carry it; what it guesses there is judged like all el
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,7 +20,7 @@ from ..core.protocols import Drafter, Drafting, Round, Session, Target
 from ..core.tree import chain
 from ..core.types import Array, Budget, DraftTree, Rows
 from ..names import check_native, find
-from ..params import InputError, check_weights
+from ..params import INTEGERS, InputError, check_weights
 from . import _ranks
 from ._common import accepted
 from ._growth import WIDEST, Growth
@@ -135,8 +133,8 @@ def load(
 ) -> ModelDrafter | TextDrafter:
     """A draft model by its name, as for a target; without one, the demo draft model.
 
-    `weights`: those of `outrider.load`, or auto: `native` for a .gguf file, whose drafts are as good and cheaper, and
-    `full` otherwise. `vocab`: same (one tokenizer), shared (draft the tokens that both have) or text (draft text).
+    `weights`: as for `outrider.load`. `vocab`: same (one tokenizer), shared (draft the tokens that both have) or text
+    (draft text).
     """
     growth = Growth(tree, shape, (), depth, width, top_k, 1 << 30, scale, replacement=replacement)
     if target is None:
@@ -146,7 +144,7 @@ def load(
     if tokenizer is not None and vocab == "same":
         check_tokenizer(where, tokenizer, tokenizer_of(where))
     draft, words = _native(where, target, dtype, vocab, weights), None
-    if draft is None and weights not in ("auto", "full"):
+    if draft is None and weights in INTEGERS:
         raise InputError(f"{weights} weights of a draft model need native passes, which do not serve {where} here")
     if draft is not None:
         words = Same(draft.vocab, target.vocab)
@@ -166,7 +164,7 @@ def _native(where: str, target: Target, dtype: str, vocab: str, weights: str) ->
     this processor has no products of 16 bits then.
     """
     place = find(where)
-    if weights != "auto" and check_weights(weights) == "native":
+    if check_weights(weights) == "native":
         check_native(place)
     if not isinstance(target, NativeTarget) or dtype not in PRECISIONS:
         return None
@@ -175,8 +173,4 @@ def _native(where: str, target: Target, dtype: str, vocab: str, weights: str) ->
     files = readable(place, "cpu", dtype)
     if files is None or (vocab == "same" and names_in(files.config) is not None):
         return None
-    made = partial(NativeTarget, files, dtype)
-    if weights == "auto" and place.gguf:
-        with suppress(InputError):  # a file without quants
-            return made("native")
-    return made("full" if weights == "auto" else weights)
+    return NativeTarget(files, dtype, weights)

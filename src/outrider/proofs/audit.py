@@ -119,7 +119,7 @@ def audit(
     if not hasattr(llm.target, "model") or llm.target.model.config.is_encoder_decoder:
         raise InputError("the audit supports decoder-only models; name one")
     if llm.target.integers:
-        raise InputError("the audit compares with the stock model, which has full weights; leave weights out")
+        raise InputError("the audit compares with the stock model, which has full weights; load the model with those")
     if samples < LEAST_SAMPLES:
         raise InputError(f"samples must be at least {LEAST_SAMPLES}, not {samples}")
     if minutes is not None and not minutes > 0:

@@ -260,7 +260,9 @@ def _check(target: Target, documents: Sequence[Document], recipe: Recipe, shard:
     if target.separate:
         raise InputError("drafters are trained for decoder-only targets")
     if target.integers:
-        raise InputError("drafters are trained for full weights and also draft for quantised ones; leave weights out")
+        raise InputError(
+            "drafters are trained for full weights, and draft for quantised ones too; load the model with full weights"
+        )
     if recipe.length > target.context:
         raise InputError(f"rows of {recipe.length} tokens exceed the target's context of {target.context}; give fewer")
     worst = max((max(d.tokens, default=0) for d in documents), default=0)

@@ -37,7 +37,7 @@ class NativeTarget(Target):
     Args:
         checkpoint: its files.
         dtype: "auto" (bfloat16 for files of that or of quantised weights, else float32), "bfloat16" or "float32".
-        way: how weights are kept: "full"; "native" or "int8" for integer products (`weights.load`).
+        way: how weights are kept: "full"; "native" or "int8" for integer products; "auto" (`weights.load`).
 
     Raises:
         InputError: the model, its files or this machine are not supported, or its logits are NaN.

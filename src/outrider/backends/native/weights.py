@@ -6,8 +6,8 @@ where the build has that) or float32. The weights are the numbers that the file'
 where the model computes in it. Of every matrix in blocks a sample of rows is compared with these at load, bit for bit.
 A matrix that differs, or has a scale that its blocks cannot keep, is read as numbers.
 
-With `weights` native or int8, matrices are multiplied as integers (`c/gemm/int8.h`) where they can be: by the quants of
-their own blocks, or rounded to int8.
+With `weights` native (auto) or int8, matrices are multiplied as integers (`c/gemm/int8.h`) where they can be: by the
+quants of their own blocks, or rounded to int8.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import numpy as np
 
 from ...core.types import Array
 from ...machine import threads
-from ...params import InputError
+from ...params import INTEGERS, InputError
 from .abi import BF12, BLOCK_WEIGHTS, INTEGER, PLAIN, Library, Struct, address, ffi, struct
 from .checkpoint import Checkpoint
 from .description import ALIKE, ALL_HEADS, EACH_HEAD, MATRICES, MLP, NORMS, Description, Place
@@ -220,10 +220,11 @@ def load(checkpoint: Checkpoint, code: Library, halves: bool, way: str = "full")
         code: the compiled pass.
         halves: does the model compute with bfloat16 weights? Else float32.
         way: "full"; "native" or "int8": products of integers, with the quants of the file's own blocks, or with weights
-            rounded to int8. Matrices that have no such form stay full, which is logged.
+            rounded to int8. Matrices that have no such form stay full, which is logged. "auto": as native, where it can
+            be.
 
     Raises:
-        InputError: no matrix has such a form.
+        InputError: no matrix has the form that was asked for.
     """
     made = checkpoint.description
     loader = _Loader(code, halves, made, checkpoint.parameters, way)
@@ -236,6 +237,7 @@ def load(checkpoint: Checkpoint, code: Library, halves: bool, way: str = "full")
     matrices = loader.matrices(sources)
     if way != "full":
         loader.agree(parts, sources, matrices)
+    if way in INTEGERS:
         report(checkpoint, way, sources, matrices)
     named = {one.name: matrix.struct for one, matrix in zip(mixtures, matrices[len(parts) :], strict=False)}
     for (i, part), matrix in zip(parts, matrices, strict=False):
