@@ -94,18 +94,32 @@ def runs(given: argparse.Namespace) -> list[Run]:
     ]
 
 
-def prompts(place: names.Place, given: argparse.Namespace) -> tuple[dict[str, list[list[int]]], list[int]]:
-    """So many prompts of each task as token ids, a conversation's turns of the user joined; and the ids that end a
-    text."""
+def prompts(place: names.Place, given: argparse.Namespace) -> tuple[dict[str, list[list[list[int]]]], list[int]]:
+    """So many chats of each task, a turn as the token ids that follow what was read and written before; and the ids
+    that end a text."""
     files = readable(place, "cpu")
     assert files is not None
     tokenizer = load_tokenizer(files.place)
     texts = {}
+
+    def encode(turn: str, behind: bool) -> list[int]:
+        """A turn in the chat's template, alone or behind an answer: there, what the template writes alike after two
+        answers that have nothing in common."""
+        user = {"role": "user", "content": turn}
+        if not behind:
+            return encoding.encode([user], tokenizer, place.name)
+        one, other = (
+            encoding.encode([user, {"role": "assistant", "content": answer}, user], tokenizer, place.name)
+            for answer in ("Yes", "7")
+        )
+        alike = next(i for i, (a, b) in enumerate(zip(one[::-1], other[::-1], strict=False)) if a != b)
+        return one[len(one) - alike :]
+
     for name in tasks.expand(given.tasks):
         task = tasks.load(name, given.data)
-        chats = ["\n\n".join(prompt.turns) for prompt in tasks.spread(task.prompts, given.limit)]
-        ids = [encoding.encode([{"role": "user", "content": chat}], tokenizer, place.name) for chat in chats]
-        texts[name] = [one if task.cut is None else tasks.cut(one, task.cut) for one in ids]
+        chats = [prompt.turns for prompt in tasks.spread(task.prompts, given.limit)]
+        ids = [[encode(turn, bool(number)) for number, turn in enumerate(chat)] for chat in chats]
+        texts[name] = [[one if task.cut is None else tasks.cut(one, task.cut) for one in chat] for chat in ids]
     return texts, sorted(eos_of(files.place, files.config, tokenizer))
 
 

@@ -3,8 +3,9 @@
     python SCRIPT < JOB
 
 JOB is JSON: {"model": a folder, "gguf": a file, "method": one of the script's, "drafter": SPEC or a folder,
-"source": the folder of an engine's code, where it is no package, "dtype", "prompts": {task: [[ids]]}, "ends": ids that
-end a text, "tokens": most tokens of a text, "temperatures", "batches", "repeats"}.
+"source": the folder of an engine's code, where it is no package, "dtype", "prompts": {task: [chat]}, a chat being its
+turns and a turn its ids, "ends": ids that end a text, "tokens": most tokens of a text, "temperatures", "batches",
+"repeats"}.
 A line of JSON comes out for each temperature, batch size and task: {"engine": its version, "method", "temperature",
 "batch", "task", "tokens", "seconds": one for each repeat, "texts": [[ids]]}. What the engine prints goes to stderr.
 
@@ -23,7 +24,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 Texts = list[list[int]]
-Write = Callable[[Texts, float, int], Texts]  # prompts, temperature, texts at a time
+# Prompts, temperature, texts at a time, do they go on from the call before: then what that read and wrote may be kept.
+Write = Callable[[Texts, float, int, bool], Texts]
 Decode = Callable[[Texts], tuple[int, float]]  # prompts -> tokens and seconds of the steps in which all texts wrote on
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -40,19 +42,39 @@ def serve(start: Callable[[dict[str, Any]], tuple[str, Write, Decode | None]]) -
         for line in by_context(job, decode):
             print(json.dumps({"engine": version, "method": job["method"], **line}), file=lines)
         return
-    every = [prompt for prompts in job["prompts"].values() for prompt in prompts]
+    every = [chat[0] for chats in job["prompts"].values() for chat in chats]
+
+    def answers(chats: list[Texts], temperature: float, batch: int) -> Texts:
+        """Each turn of each chat answered, behind all that was read and written before."""
+        texts: Texts = []
+        before: Texts = [[] for _ in chats]
+        for turn in range(max(map(len, chats))):
+            rows = [row for row, chat in enumerate(chats) if len(chat) > turn]
+            prompts = [before[row] + chats[row][turn] for row in rows]
+            made = [cut(text, job) for text in write(prompts, temperature, batch, turn > 0)]
+            for row, prompt, text in zip(rows, prompts, made, strict=True):
+                before[row] = prompt + [token for token in text if token not in job["ends"]]
+            texts += made
+        return texts
+
     for temperature in job["temperatures"]:
         for batch in job["batches"]:
-            write(every[: 2 * batch], temperature, batch)  # load, compile, record, learn
-            for task, prompts in job["prompts"].items():
+            write(every[: 2 * batch], temperature, batch, False)  # load, compile, record, learn
+            for task, chats in job["prompts"].items():
                 seconds, texts = [], []
                 for _ in range(job["repeats"]):
                     began = time.perf_counter()
-                    texts = [cut(text, job) for text in write(prompts, temperature, batch)]
+                    texts = [text for group in groups(chats, batch) for text in answers(group, temperature, batch)]
                     seconds.append(time.perf_counter() - began)
                 line = {"engine": version, "method": job["method"], "temperature": temperature, "batch": batch}
                 line |= {"task": task, "tokens": sum(map(len, texts)), "seconds": seconds, "texts": texts}
                 print(json.dumps(line), file=lines)
+
+
+def groups(chats: list[Texts], batch: int) -> list[list[Texts]]:
+    """Chats that are answered together, turn by turn: of one turn all, since engines fill their batches themselves."""
+    size = batch if max(map(len, chats)) > 1 else len(chats)
+    return [chats[first : first + size] for first in range(0, len(chats), size)]
 
 
 def by_context(job: dict[str, Any], decode: Decode) -> Iterator[dict[str, Any]]:

@@ -55,7 +55,7 @@ def start(job: dict[str, Any]) -> tuple[str, Write, None]:
         ).eval()
     written = model.naivegenerate if job["method"] == "plain" else model.eagenerate
 
-    def write(prompts: Texts, temperature: float, batch: int) -> Texts:
+    def write(prompts: Texts, temperature: float, batch: int, goes_on: bool) -> Texts:
         torch.manual_seed(1)
         random.seed(1)  # what it accepts by
         most = job["tokens"] - 1  # it ends once there are more

@@ -25,7 +25,7 @@ DRAFTS = {
     "lookup": ("--spec-type", "ngram-mod"),
     "draft": ("--spec-type", "draft-simple", "--spec-draft-model"),
 }
-EXACT = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "repeat_penalty": 1.0, "cache_prompt": False, "return_tokens": True}
+EXACT = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "repeat_penalty": 1.0, "return_tokens": True}
 
 
 def started(job: dict[str, Any], rows: int) -> str:
@@ -61,8 +61,15 @@ def version(job: dict[str, Any]) -> str:
 def start(job: dict[str, Any]) -> tuple[str, Write, None]:
     url = started(job, max(job["batches"]))
 
-    def one(prompt: list[int], temperature: float) -> list[int]:
-        asked = {**EXACT, "prompt": prompt, "n_predict": job["tokens"], "temperature": temperature, "seed": 1}
+    def one(prompt: list[int], temperature: float, goes_on: bool) -> list[int]:
+        asked = {
+            **EXACT,
+            "cache_prompt": goes_on,
+            "prompt": prompt,
+            "n_predict": job["tokens"],
+            "temperature": temperature,
+            "seed": 1,
+        }
         request = urllib.request.Request(f"{url}/completion", json.dumps(asked).encode(), method="POST")
         request.add_header("Content-Type", "application/json")
         with urllib.request.urlopen(request) as answer:
@@ -70,9 +77,9 @@ def start(job: dict[str, Any]) -> tuple[str, Write, None]:
         text: list[int] = made["tokens"]
         return [*text, job["ends"][0]] if made.get("stop_type") == "eos" else text
 
-    def write(prompts: Texts, temperature: float, batch: int) -> Texts:
+    def write(prompts: Texts, temperature: float, batch: int, goes_on: bool) -> Texts:
         with ThreadPoolExecutor(batch) as clients:
-            return list(clients.map(lambda prompt: one(prompt, temperature), prompts))
+            return list(clients.map(lambda prompt: one(prompt, temperature, goes_on), prompts))
 
     return f"{version(job)}, the file's own weights", write, None
 

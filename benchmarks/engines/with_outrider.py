@@ -37,10 +37,17 @@ class Timed:
 
 def start(job: dict[str, Any]) -> tuple[str, Write, Decode]:
     llm = outrider.load(
-        job["model"], "none" if job["method"] == "plain" else job["drafter"], weights=job.get("weights", "full")
+        job["model"], "none" if job["method"] == "plain" else job["drafter"], weights=job.get("weights", "auto")
     )
 
-    def write(prompts: Texts, temperature: float, batch: int) -> Texts:
+    def one(prompt: list[int], temperature: float) -> list[int]:
+        return llm.generate([prompt], max_new_tokens=job["tokens"], temperature=temperature, seed=1)[0].tokens
+
+    def write(prompts: Texts, temperature: float, batch: int, goes_on: bool) -> Texts:
+        if llm.prefixes is not None and not goes_on:
+            llm.prefixes.clear()
+        if batch == 1:
+            return [one(prompt, temperature) for prompt in prompts]
         found = llm.generate(prompts, max_new_tokens=job["tokens"], temperature=temperature, batch_size=batch, seed=1)
         return [output.tokens for output in found]
 

@@ -27,7 +27,7 @@ def start(job: dict[str, Any]) -> tuple[str, Write, Decode]:
     if job["method"] == "assisted":
         more = assistant(job, model)
 
-    def write(prompts: Texts, temperature: float, batch: int) -> Texts:
+    def write(prompts: Texts, temperature: float, batch: int, goes_on: bool) -> Texts:
         texts: Texts = []
         sampling = {
             "do_sample": temperature > 0,

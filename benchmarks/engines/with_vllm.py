@@ -25,18 +25,22 @@ def start(job: dict[str, Any]) -> tuple[str, Write, Decode]:
         "eagle": {"method": "eagle", **trained},
         "eagle3": {"method": "eagle3", **trained},
     }[job["method"]]
-    prompts = [len(ids) for texts in job.get("prompts", {}).values() for ids in texts]
-    longest = max([*prompts, *job.get("contexts", ())]) + job["tokens"]
+    chats = [
+        sum(len(ids) + job["tokens"] for ids in chat) for every in job.get("prompts", {}).values() for chat in every
+    ]
+    longest = max([*chats, *(context + job["tokens"] for context in job.get("contexts", ()))])
     llm = vllm.LLM(
         job["model"], dtype=job["dtype"], skip_tokenizer_init=True, max_model_len=max(2048, longest),
         max_num_seqs=max(job["batches"]), max_num_batched_tokens=max(4096, job.get("most", 0)),
-        enable_prefix_caching=False, speculative_config=how,
+        enable_prefix_caching="prompts" in job, speculative_config=how,
     )  # fmt: skip
 
-    def write(prompts: Texts, temperature: float, batch: int) -> Texts:
+    def write(prompts: Texts, temperature: float, batch: int, goes_on: bool) -> Texts:
         sampling = vllm.SamplingParams(
             temperature=temperature, max_tokens=job["tokens"], stop_token_ids=job["ends"], detokenize=False, seed=1
         )
+        if not goes_on:
+            llm.reset_prefix_cache()
         texts: Texts = []
         step = 1 if batch == 1 else len(prompts)  # it fills its batch by itself
         for first in range(0, len(prompts), step):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -21,6 +21,7 @@ from .core.text import Detokenizer, detokenizer, text_of
 from .drafters._choice import ChoiceDrafter
 from .encoding import Prompt
 from .engine import Engine, generate
+from .engine.prefixes import Prefixes
 from .engine.request import Chunk, Output, Request, Row, check_prompt, spread_seeds
 from .engine.stopping import Stop
 from .params import InputError, Rule, Sampling, check_rule, integer
@@ -87,6 +88,7 @@ class LLM:
     gumbel: GumbelNoise | None = None
     kept_as: str = ""  # the model's name among what is kept between runs; "": nothing is
     memories: list[Memory] = field(default_factory=list)
+    prefixes: Prefixes | None = None  # of calls for one text: the one before; None: every prompt is read whole
 
     def __repr__(self) -> str:
         return f"LLM({self.name}, drafter {self.drafter_name}, {self.target.arithmetic}, {self.target.device})"
@@ -107,6 +109,9 @@ class LLM:
         **fields: Any,
     ) -> list[Output]:
         """Texts for one prompt or many, in the order of the prompts, `n` for each.
+
+        A call for one text reads of its prompt only what the text before does not begin with (native passes, models
+        loaded by name): the next turn of a chat costs its own tokens.
 
         Args:
             prompts: text, token ids (list, tensor or array) or chat messages; or a list of prompts.
@@ -134,6 +139,8 @@ class LLM:
             prompts, max_new_tokens=max_new_tokens, n=n, seed=seed, stop=stop, ignore_eos=ignore_eos,
             sampling=sampling, **fields,
         )  # fmt: skip
+        if len(requests) == 1:
+            engine = replace(engine, prefixes=self.prefixes)
         rows = {piece.row.index: piece.row for piece in generate(engine, requests, count)}
         self.remember()
         return [self.output(rows[i], i // n, stops) for i in range(len(requests))]
@@ -164,7 +171,7 @@ class LLM:
         )
         if len(requests) > 1:
             raise InputError(f"a stream is for one prompt, not {len(requests)}; use generate for several")
-        return Stream(self, engine, requests[0], stops)
+        return Stream(self, replace(engine, prefixes=self.prefixes), requests[0], stops)
 
     def requests(
         self,
@@ -336,7 +343,9 @@ def load(
     else:
         chosen, label = drafters.alone(chosen), type(chosen).__name__
     kept_as = name if place is not None and named else ""
-    made = LLM(target, tokenizer, chosen, name, label, loaded.eos, budget, kept_as=kept_as)
+    # A target up to rounding would write another text from a copy, and one in memory may change between calls.
+    prefixes = Prefixes(rows=1) if place is not None and target.exact == "bits" else None
+    made = LLM(target, tokenizer, chosen, name, label, loaded.eos, budget, kept_as=kept_as, prefixes=prefixes)
     _ = made.detokenizer  # checked while nobody waits for text
     return made
 

@@ -6,6 +6,7 @@ import argparse
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,10 @@ sys.path += [str(ROOT / "benchmarks"), str(ROOT / "benchmarks" / "engines")]  # 
 import with_transformers  # noqa: E402
 
 import peers  # noqa: E402
+from outrider import names  # noqa: E402
+from outrider.backends.choose import load_tokenizer  # noqa: E402
 from outrider.backends.torch import gguf  # noqa: E402
+from outrider.bench.types import Prompt, Task  # noqa: E402
 from outrider.shipped import shipped  # noqa: E402
 
 SHIPS = "suffix + eagle3:smollm2/eagle3"
@@ -190,19 +194,39 @@ def test_transformers_drafts_with_a_model_of_the_same_tokenizer_or_another(tmp_p
     """Greedy texts in float32 are those without drafts."""
     drafters = {"": "plain", shipped("demo/draft"): "assisted", str(other(tmp_path)): "assisted"}
     job: dict[str, Any] = {
-        "model": shipped("demo/target"), "prompts": {"a": [[5, 9, 17, 33], [40, 41, 42]]}, "ends": [1], "tokens": 8,
-        "temperatures": [0.0, 1.0], "batches": [1], "repeats": 1, "dtype": "float32",
+        "model": shipped("demo/target"), "prompts": {"a": [[[5, 9, 17, 33]], [[40, 41, 42], [7, 11]]]}, "ends": [1],
+        "tokens": 8, "temperatures": [0.0, 1.0], "batches": [1], "repeats": 1, "dtype": "float32",
     }  # fmt: skip
-    texts = []
+    texts, prompts = [], [chat[0] for chat in job["prompts"]["a"]]
     for drafter, method in drafters.items():
         _, write, _ = with_transformers.start({**job, "method": method, "drafter": drafter})
-        texts.append(write(job["prompts"]["a"], 0.0, 1))
-        assert len(write(job["prompts"]["a"], 1.0, 1)) == 2
+        texts.append(write(prompts, 0.0, 1, False))
+        assert len(write(prompts, 1.0, 1, False)) == 2
     assert texts == texts[:1] * 3
     run = peers.Run("transformers", "assisted", sys.executable, (1,))
     lines = peers.measure(run, {**job, "drafter": drafter})
     assert [(line["method"], line["temperature"]) for line in lines] == [("assisted", 0.0), ("assisted", 1.0)]
-    assert lines[0]["texts"] == texts[0]
+    first, second, third = lines[0]["texts"]
+    assert [first, second] == texts[0]
+    _, plain, _ = with_transformers.start({**job, "method": "plain"})
+    assert [third] == plain([[40, 41, 42, *(token for token in second if token != 1), 7, 11]], 0.0, 1, False)
+    assert lines[0]["tokens"] == len(first) + len(second) + len(third)
+    own = peers.measure(peers.Run("ours", "plain", sys.executable, (1,)), {**job, "model": "demo", "drafter": ""})
+    assert own[0]["texts"] == lines[0]["texts"]
+
+
+def test_turns_are_what_the_template_writes_between_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}|{% endfor %}<assistant>"
+    tokenizer = replace(load_tokenizer(names.find("demo").where), chat_template=template)
+    monkeypatch.setattr(peers, "load_tokenizer", lambda place: tokenizer)
+    task = Task("chats", (Prompt("a", ("Who?", "Why?", "When?")), Prompt("b", ("Where?",))))
+    monkeypatch.setattr(peers.tasks, "expand", lambda names: names)
+    monkeypatch.setattr(peers.tasks, "load", lambda name, data: task)
+    made, _ = peers.prompts(names.find("demo"), given(tasks=["x"], data=None, limit=2))
+    wrote = [[tokenizer.decode(turn) for turn in chat] for chat in made["x"]]
+    assert wrote == [
+        ["<user>Who?|<assistant>", "|<user>Why?|<assistant>", "|<user>When?|<assistant>"], ["<user>Where?|<assistant>"]
+    ]  # fmt: skip
 
 
 def other(folder: Path) -> Path:

@@ -60,7 +60,7 @@ def test_how_it_is_served(serve: Any) -> None:
     service, scheduler = result["service"], result["service"].scheduler
     assert (service.name, service.limits.seconds, result["patience"]) == ("mine", 7.0, 9.0)
     assert (scheduler.rows, scheduler.queue, scheduler.prefill_share) == (3, 5, 0.25)
-    assert (scheduler.prefixes.limit, scheduler.fleet.keeps) == (2 << 20, True)
+    assert scheduler.engine.prefixes.limit == 2 << 20
     assert serve()["service"].name == "demo"
     assert serve()["service"].limits == Limits(body=1 << 20)
     bounds = ["--max-body", "0.5", "--max-connections", "7", "--header-timeout", "3", "--send-timeout", "4"]

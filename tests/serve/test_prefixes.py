@@ -15,13 +15,13 @@ from serve_world import Serve
 from outrider import drafters
 from outrider.core.protocols import Kept
 from outrider.engine import Engine, generate
+from outrider.engine.prefixes import LEAST, Prefixes, common
 from outrider.engine.request import Request
 from outrider.engine.stopping import Stop
 from outrider.llm import LLM
 from outrider.params import Sampling
 from outrider.serve.fleet import Choice
 from outrider.serve.job import End, Event, Job, Part
-from outrider.serve.prefixes import LEAST, Prefixes, common
 from outrider.serve.scheduler import Scheduler
 from outrider.serve.start import service_of
 
@@ -72,8 +72,8 @@ def test_a_chat_that_goes_on(llm: LLM, loaded: Any, choice: str) -> None:
         assert other.row is not None
         counts = [(u.rounds, u.drafted, u.accepted_at) for u in (job.row.usage, other.row.usage)]
         assert counts[0] == counts[1], "a drafter that went on from a copy drafts as one that has read everything"
-        assert other.cached == 0
-        copied.append(job.cached)
+        assert other.row.usage.cached_tokens == 0
+        copied.append(job.row.usage.cached_tokens)
         prompt = [*prompt, *tokens, *llm.encode(" And then")]
     assert copied[0] == 0
     assert all(a < b for a, b in itertools.pairwise(copied)), copied

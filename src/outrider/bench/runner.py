@@ -176,7 +176,7 @@ class Runner:
         return perf_counter()
 
     def _ask(self, group: Group, prompts: Sequence[Prompt], turn: int) -> Ask:
-        return Ask(self.tokens, group.temperature, self.seeds(group, prompts, turn), self.models.llm().eos)
+        return Ask(self.tokens, group.temperature, self.seeds(group, prompts, turn), self.models.llm().eos, turn)
 
     def seeds(self, group: Group, prompts: Sequence[Prompt], turn: int) -> tuple[int, ...]:
         """Seeds by prompt and turn, so that a text does not depend on the batch or the other prompts."""

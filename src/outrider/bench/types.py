@@ -79,6 +79,7 @@ class Ask:
     temperature: float
     seeds: tuple[int, ...]  # one for each row
     eos: frozenset[int]
+    turn: int = 0  # of the chat, whose earlier turns were answered just before
 
 
 @dataclass

@@ -25,6 +25,7 @@ def compare(llm: LLM, prompts: list[Any], seed: int | None, options: dict[str, A
     """Print and return the drafted texts; print whether they equal plain decoding's, and the speed of each method."""
     from .generate import document, stream, usage_line
 
+    llm = replace(llm, prefixes=None)  # every method reads every prompt
     stock, plain = _stock_of(llm), plain_of(llm)
     seed = 1 if seed is None else seed
     warm = {**options, "max_new_tokens": min(24, options["max_new_tokens"])}

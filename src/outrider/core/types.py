@@ -164,10 +164,12 @@ class Usage:
 
     `drafted` counts the nodes proposed, roots left out, `accepted` those on accepted paths, `tested` the depths at
     which a draft was tested; `accepted_at[d]` and `tested_at[d]` are the rounds that accepted or tested depth d + 1.
-    Times are those of its rounds: rows of one batch count the same seconds, not shares.
+    `cached_tokens` of the prompt were copied from a text before. Times are those of its rounds: rows of one batch count
+    the same seconds, not shares.
     """
 
     prompt_tokens: int = 0
+    cached_tokens: int = 0
     new_tokens: int = 0
     rounds: int = 0
     drafted: int = 0

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -22,9 +22,11 @@ from ..core.protocols import Drafter, Drafting, Kept, Prefill, Round, Session, T
 from ..core.tree import flaw, root_only
 from ..core.types import Budget, DraftTree, Question, Rows, Verdict
 from ..params import InputError, Rule, check_rule
+from .prefixes import Prefixes, Seen
 from .request import Done, Piece, Request, Row, alike, check_prompt
 
 P, T = ParamSpec("P"), TypeVar("T")
+ENDED = "eos", "stop", "length"  # the ends of texts that are kept
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,7 @@ class Engine:
     epsilon: float = 0.09  # typical acceptance only
     delta: float = 0.3
     nodes: int = 64  # slots of the cache for a tree, beyond the context
+    prefixes: Prefixes | None = None  # texts that ended, for prompts that continue them; None: nothing is kept
 
     @classmethod
     def of(
@@ -113,6 +116,7 @@ class Batch:
     session: Session
     drafting: Drafting
     root: list[int]  # [b] the last committed token, whose keys and values the next pass writes
+    seen: Seen = field(default_factory=Seen)  # hidden states of texts that will be kept
 
     @classmethod
     def start(cls, engine: Engine, rows: list[Row]) -> tuple[Batch | None, list[Piece]]:
@@ -129,11 +133,9 @@ class Batch:
                 return end.value
 
     @classmethod
-    def read(
-        cls, engine: Engine, rows: list[Row], known: tuple[Kept, int] | None = None
-    ) -> Generator[None, None, tuple[Batch | None, list[Piece]]]:
-        """The same in steps: it pauses between the chunks of the prompts, so that others may decode in between.
-        `known`: a kept text, and how many of its tokens are the beginning of the one row's text.
+    def read(cls, engine: Engine, rows: list[Row]) -> Generator[None, None, tuple[Batch | None, list[Piece]]]:
+        """The same in steps: it pauses between the chunks of the prompts, so that others may decode in between. The
+        prefix that a single row's text shares with a kept one is copied.
 
         A row that has an output already continues from there, as if that stood in its prompt. An encoder-decoder's rows
         cannot: their output is no part of what the encoder reads."""
@@ -144,10 +146,15 @@ class Batch:
             row.usage.prompt_tokens = len(row.request.prompt)
         longest = max(len(row.request.prompt) + row.request.max_new_tokens for row in rows)
         capacity = min(longest, engine.target.context) + engine.nodes
+        taps, known, seen = engine.drafter.taps, None, Seen()
         with engine.target.turn():
             session, drafting = engine.target.open(capacity), engine.drafter.open(prompts, capacity)
-        batch = cls(engine, rows, session, drafting, [0] * len(rows))
-        taps = engine.drafter.taps
+            if engine.prefixes is not None:
+                seen = Seen(taps, [[] for _ in rows])
+                known = engine.prefixes.find(prompts[0], rows[0].salt, taps) if len(rows) == 1 else None
+        batch = cls(engine, rows, session, drafting, [0] * len(rows), seen)
+        if known and not rows[0].output:
+            rows[0].usage.cached_tokens = known[1]
         chunks = session.resume(prompts[0], taps, *known) if known else session.prefill(prompts, taps)
         unread = set(range(len(rows)))
         while True:
@@ -181,7 +188,7 @@ class Batch:
                     self.fail(row)
         tokens = [[token] if end else [] for token, end in zip(self.root, chunk.last, strict=True)]
         paths = [list(range(count)) for count in sizes]
-        self.drafting.observe(Round(view, chunk.tree, chunk.output, paths, self.root, tokens))
+        self.observe(Round(view, chunk.tree, chunk.output, paths, self.root, tokens))
         for row, new in zip(self.rows, tokens, strict=True):
             row.output += new
 
@@ -203,10 +210,14 @@ class Batch:
         self.session.keep(verdict.paths)
         self.root = verdict.next
         with clock("draft"):
-            self.drafting.observe(Round(view, tree, output, verdict.paths, verdict.next, done.tokens))
+            self.observe(Round(view, tree, output, verdict.paths, verdict.next, done.tokens))
         pieces = [self.advance(row, done, i, view.remaining[i]) for i, row in enumerate(self.rows)]
         self.account(clock, drafting, budget, tree, done)
         return pieces
+
+    def observe(self, round: Round) -> None:
+        self.seen.add(round)
+        self.drafting.observe(round)
 
     def advance(self, row: Row, done: Done, i: int, remaining: int) -> Piece:
         """Row i after a round: its new tokens and its counts."""
@@ -290,6 +301,9 @@ class Batch:
     def leave(self, paused: Collection[int] = ()) -> Batch | None:
         """The batch without its finished rows and without those whose index is in `paused`, which another `read` may
         take up again; the last rows move into their places, so that few are copied."""
+        for i, row in enumerate(self.rows):
+            if row.finish in ENDED:
+                self.keep(i)
         live = [i for i, row in enumerate(self.rows) if row.finish is None and row.index not in paused]
         if not live:
             return None
@@ -299,12 +313,29 @@ class Batch:
         return self
 
     @_alone
+    def keep(self, i: int) -> None:
+        """Add row i's text to the prefix cache."""
+        prefixes, row = self.engine.prefixes, self.rows[i]
+        if prefixes is None:
+            return
+        tokens = row.text[: row.length]
+
+        def copy() -> Kept | None:
+            return self.session.taken(i, tokens, self.seen.of(i, len(tokens)))
+
+        try:
+            prefixes.add(tokens, copy, row.salt, self.seen.taps)
+        except (RuntimeError, MemoryError):  # no memory for copies
+            prefixes.clear()
+
+    @_alone
     def _select(self, live: list[int]) -> None:
         failed = [i for i, row in enumerate(self.rows) if row.finish == "error"]
         if failed:
             self.session.wipe(failed)
         self.session.select(live)
         self.drafting.select(live)
+        self.seen.select(live)
         self.rows = [self.rows[i] for i in live]
         self.root = [self.root[i] for i in live]
 
@@ -314,6 +345,7 @@ class Batch:
         if newcomers is not None:
             self.session.join(newcomers.session)
             self.drafting.join(newcomers.drafting)
+            self.seen.join(newcomers.seen)
             self.rows += newcomers.rows
             self.root = self.root + newcomers.root
         return self

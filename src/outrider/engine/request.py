@@ -42,6 +42,7 @@ class Row:
     serial: int = 0
     finish: str | None = None  # why it ended: `cut`'s reason, length, error, or `Batch.cancel`'s reason
     mixed: int | None = None  # a hash of seed and prompt
+    salt: str = ""  # prompts with the same salt share the prefix cache
     usage: Usage = field(default_factory=Usage)
     changes: Changes | None = field(init=False)  # what its text changes in its logits
 

@@ -136,8 +136,9 @@ def head(service: Service, call: Call, kind: str) -> dict[str, Any]:
 
 def usage(call: Call) -> dict[str, Any]:
     """Tokens of the call; each prompt counts once."""
-    cached = sum(voice.job.cached for voice in call.voices[:: call.request.n])  # each prompt once, as its tokens
-    return usage_of([voice.end.usage for voice in call.voices if voice.end is not None], call.prompts, cached)
+    usages = [None if voice.end is None else voice.end.usage for voice in call.voices]
+    cached = sum(usage.cached_tokens for usage in usages[:: call.request.n] if usage)  # each prompt once, as its tokens
+    return usage_of([usage for usage in usages if usage], call.prompts, cached)
 
 
 def so_far(call: Call) -> dict[str, int]:

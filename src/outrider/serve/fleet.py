@@ -18,7 +18,6 @@ from ..core.price import Price
 from ..core.protocols import Drafter, Drafting, Round, TargetOutput
 from ..core.tree import from_lists, root_only
 from ..core.types import Budget, DraftTree, HostRow, Rows
-from .prefixes import Seen
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,6 @@ class Fleet:
     drafters: dict[str, Drafter]
     failed: dict[str, str] = field(default_factory=dict)  # name -> error message
     tell: Callable[[str, Exception], None] = lambda name, error: None
-    keeps: bool = True  # whether texts are kept, which needs the hidden states of all tokens
 
     @property
     def taps(self) -> tuple[int, ...]:
@@ -73,8 +71,7 @@ class FleetDrafter(Drafter):
         return self.fleet.taps
 
     def open(self, prompts: Sequence[Sequence[int]], capacity: int) -> FleetDrafting:
-        seen = Seen(self.taps if self.fleet.keeps else (), [[] for _ in prompts])
-        made = FleetDrafting(self.fleet, [self.choice] * len(prompts), seen)
+        made = FleetDrafting(self.fleet, [self.choice] * len(prompts))
         name = self.choice.name
         if not self.choice.plain and name not in self.fleet.failed:
             with self.fleet.guard(name):
@@ -88,7 +85,6 @@ class FleetDrafting(Drafting):
 
     fleet: Fleet
     owners: list[Choice]  # one per row
-    seen: Seen
     parts: dict[Choice, Drafting] = field(default_factory=dict)  # by choice; rows in the batch's order
     trees: dict[Choice, DraftTree] = field(default_factory=dict)  # of this round
     last: Round | None = None  # the last round, for display
@@ -101,7 +97,6 @@ class FleetDrafting(Drafting):
     def observe(self, round: Round) -> None:
         prompt = round.tree.ancestors is None
         self.last = None if prompt else round
-        self.seen.add(round)
         for choice, part, rows in self._working():
             with self.fleet.guard(choice.name):
                 seen = round if len(rows) == len(self.owners) else take(round, rows)
@@ -138,7 +133,6 @@ class FleetDrafting(Drafting):
                 with self.fleet.guard(choice.name):
                     part.select(chosen)
         self.owners = [self.owners[i] for i in index]
-        self.seen.select(index)
 
     def join(self, other: Drafting) -> None:
         assert isinstance(other, FleetDrafting)
@@ -149,7 +143,6 @@ class FleetDrafting(Drafting):
                 else:
                     self.parts[choice] = part
         self.owners = self.owners + other.owners
-        self.seen.join(other.seen)
 
     def _working(self) -> list[tuple[Choice, Drafting, list[int]]]:
         """The draftings whose drafter has not failed, with their rows."""

@@ -142,7 +142,6 @@ class Job:
     salt: str = ""  # the prefix cache is shared among prompts with the same salt
     scoring: Scoring | None = None  # computes the prompt's scores
     behind: Callable[[], bool] = lambda: False  # whether its reader is behind, so that it must pause
-    cached: int = 0  # prompt tokens from the prefix cache
     row: Row | None = None
     party: int = 0  # number of its request
     turn: int = 0  # order in the queue

@@ -20,14 +20,12 @@ from threading import Condition, Thread
 from time import monotonic
 from typing import Any
 
-from ..core.protocols import Kept
 from ..engine import Batch, Engine, Piece
 from ..engine.request import Row
 from ..params import NOT_FINITE, InputError
-from .fleet import Fleet, FleetDrafter, FleetDrafting
+from .fleet import Fleet, FleetDrafter
 from .job import End, Event, Heading, Job, Part, shown
 from .metrics import Metrics
-from .prefixes import Prefixes
 
 log = logging.getLogger("outrider.serve")
 
@@ -46,12 +44,12 @@ class Reading:
     pieces: list[Piece] = field(default_factory=list)
 
     @classmethod
-    def of(cls, engine: Engine, job: Job, row: Row, known: tuple[Kept, int] | None) -> Reading:
+    def of(cls, engine: Engine, job: Job, row: Row) -> Reading:
         def steps() -> Iterator[None]:
             if job.scoring is not None:
                 yield from job.scoring.read(engine.target)
             if job.request.max_new_tokens:
-                made.newcomer, made.pieces = yield from Batch.read(engine, [row], known)
+                made.newcomer, made.pieces = yield from Batch.read(engine, [row])
 
         made = cls(job, iter(()), bool(row.output))
         made.steps = steps()
@@ -87,7 +85,6 @@ class Scheduler:
     rows: int = 8  # maximum batch size
     queue: int = 256  # maximum number of waiting jobs
     prefill_share: float = 0.5
-    prefixes: Prefixes = field(default_factory=Prefixes)
     waiting: deque[Job] = field(default_factory=deque)
     jobs: dict[int, Job] = field(default_factory=dict)  # in prefill or decoding, by the index of their rows
     batch: Batch | None = None
@@ -219,7 +216,7 @@ class Scheduler:
         for i, row in enumerate(batch.rows):
             job = self.jobs.get(row.index)
             if job is not None and row.finish is None and job.behind():
-                self._keep(batch, i)
+                batch.keep(i)
                 paused.append(job)
         if not paused:
             return set()
@@ -242,16 +239,10 @@ class Scheduler:
             self.waiting.remove(job)
             if job.row is None:
                 self.count += 1
-                job.row, job.started = Row(job.request, self.count), monotonic()
+                job.row, job.started = Row(job.request, self.count, salt=job.salt), monotonic()
             self.jobs[job.row.index] = job
         engine = replace(self.engine, drafter=FleetDrafter(self.fleet, job.choice))
-        known = None
-        if job.request.max_new_tokens:
-            known = self.prefixes.find(job.row.text, job.salt)
-            if not job.row.output:
-                job.cached = 0 if known is None else known[1]
-                self.metrics.prefix(len(job.request.prompt), job.cached)
-        self.reading = Reading.of(engine, job, job.row, known)
+        self.reading = Reading.of(engine, job, job.row)
 
     def _next(self) -> Job | None:
         """The next waiting job whose reader is not behind. The last quarter of the rows is reserved for requests
@@ -274,9 +265,11 @@ class Scheduler:
         if done:
             self.reading = None
             if not reading.resumed:
+                if reading.job.row is not None and reading.job.request.max_new_tokens:
+                    self.metrics.prefix(len(reading.job.request.prompt), reading.job.row.usage.cached_tokens)
                 self._head(reading.job)
             if reading.newcomer is not None:
-                self._keep(reading.newcomer, 0)  # samples of one prompt follow each other
+                reading.newcomer.keep(0)  # samples of one prompt follow each other
             self._join(reading.newcomer)
             self._emit(reading.pieces)
         spent = monotonic() - began
@@ -311,27 +304,10 @@ class Scheduler:
             self._fail(error)
             return
         self.owed = max(0.0, self.owed - (monotonic() - began))
-        for i, row in enumerate(self.batch.rows):
-            if row.finish in ("eos", "stop", "length"):
-                self._keep(self.batch, i)
         last = getattr(self.batch.drafting, "last", None)
         self.metrics.round(last, pieces)
         self._emit(pieces, last)
         self._leave()
-
-    def _keep(self, batch: Batch, i: int) -> None:
-        """Add row i to the prefix cache."""
-        row, session, drafting = batch.rows[i], batch.session, batch.drafting
-        if row.index not in self.jobs:
-            return
-        assert isinstance(drafting, FleetDrafting)
-        tokens = [*row.request.prompt, *row.output][: row.length]
-        try:
-            self.prefixes.add(
-                tokens, lambda: session.taken(i, tokens, drafting.seen.of(i, len(tokens))), self.jobs[row.index].salt
-            )
-        except (RuntimeError, MemoryError):  # no memory for copies
-            self.prefixes.clear()
 
     def _leave(self, paused: Collection[int] = ()) -> None:
         assert self.batch is not None
@@ -377,7 +353,8 @@ class Scheduler:
         self._recover()
 
     def _recover(self) -> None:
-        self.prefixes.clear()
+        if self.engine.prefixes is not None:
+            self.engine.prefixes.clear()
         gc.collect()
         self.engine.target.release()
 

@@ -13,10 +13,10 @@ from typing import Any, TypeVar
 
 from .. import drafters
 from ..core.protocols import Drafter
+from ..engine.prefixes import Prefixes
 from ..llm import LLM, load
 from .fleet import Fleet
 from .metrics import MeasuredBudget, Metrics
-from .prefixes import Prefixes
 from .scheduler import Scheduler
 from .service import Limits, Service
 
@@ -103,11 +103,11 @@ def service_of(
         metrics.failed_drafters.inc()
         log.error(json.dumps({"event": "drafter disabled", "drafter": drafter, "why": type(error).__name__}))
 
-    fleet = Fleet(loaded, tell=tell, keeps=prefix_cache > 0)
-    prefixes = Prefixes(rows, prefix_cache << 20)
+    fleet = Fleet(loaded, tell=tell)
+    prefixes = Prefixes(rows, prefix_cache << 20) if prefix_cache else None
     engine = llm.engine()
-    engine = replace(engine, budget=MeasuredBudget(engine.budget, metrics, llm.remember))
-    scheduler = Scheduler(engine, fleet, metrics, rows, queue, prefill_share, prefixes)
+    engine = replace(engine, budget=MeasuredBudget(engine.budget, metrics, llm.remember), prefixes=prefixes)
+    scheduler = Scheduler(engine, fleet, metrics, rows, queue, prefill_share)
     service = Service(llm, scheduler, name or llm.name, limits.fitted(llm.target.context, rows + queue))
     _ = service.fingerprint, llm.detokenizer  # computed now, since they take a while
     return service

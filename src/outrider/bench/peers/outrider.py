@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ...engine import Batch, Engine, Request, Row
+from ...engine.prefixes import Prefixes
 from ...engine.stopping import Stop
 from ...params import Sampling
 from .. import methods
@@ -18,7 +19,8 @@ def load(method: Method, models: Models) -> Ours:
     llm = models.with_drafter(method.variant, method.spec)
     rule, options = methods.rule_of(method.rule)
     engine = llm.engine(rule, methods.budget_of(method.budget))
-    return Ours(replace(engine, **options))  # type: ignore[arg-type]
+    prefixes = Prefixes(rows=1) if llm.target.exact == "bits" else None
+    return Ours(replace(engine, prefixes=prefixes, **options))  # type: ignore[arg-type]
 
 
 @dataclass
@@ -28,8 +30,10 @@ class Ours:
     engine: Engine  # with one budget for the run, as in a server
 
     def run(self, prompts: Sequence[Sequence[int]], ask: Ask) -> Answer:
-        """All prompts as one batch."""
+        """All prompts as one batch. A chat that is alone continues what was read and written in the turns before."""
         sampling = Sampling(ask.temperature)
+        if ask.turn == 0 and self.engine.prefixes is not None:
+            self.engine.prefixes.clear()
         rows = [
             Row(Request(list(ids), seed, ask.limit, sampling, Stop(ask.eos).cut), i)
             for i, (ids, seed) in enumerate(zip(prompts, ask.seeds, strict=True))

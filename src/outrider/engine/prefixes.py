@@ -1,4 +1,4 @@
-"""The prefix cache: the KV cache of finished rows, for prompts with a common prefix.
+"""The prefix cache: the KV cache of finished rows, for prompts with a common prefix, such as the next turn of a chat.
 
 A row's keys and values are kept when it leaves, and so are the hidden states that drafters read. A new row copies the
 prefix that its prompt shares with one of them and prefills the rest; its drafter observes the copied part as if it had
@@ -7,7 +7,7 @@ just been computed, so its state is that of a full prefill. The least recently u
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,10 +26,10 @@ class Prefixes:
     limit: int = 512 << 20
     texts: list[tuple[str, Kept]] = field(default_factory=list)  # with the salt of the prompts that may share it
 
-    def find(self, prompt: Sequence[int], salt: str = "") -> tuple[Kept, int] | None:
+    def find(self, prompt: Sequence[int], salt: str = "", taps: Collection[int] = ()) -> tuple[Kept, int] | None:
         """The text with the longest common prefix, and that prefix's length: at most the prompt without its last token,
-        whose logits are needed."""
-        shared = [(common(kept.tokens, prompt), i) for i, (own, kept) in enumerate(self.texts) if own == salt]
+        whose logits are needed. Texts that lack the hidden states of some of the `taps` are passed over."""
+        shared = [(common(kept.tokens, prompt), i) for i, kept in self.fitting(salt, taps)]
         same, i = max(shared, default=(0, 0))
         same = min(same, len(prompt) - 1)
         if same < LEAST:
@@ -37,12 +37,20 @@ class Prefixes:
         self.texts.append(self.texts.pop(i))
         return self.texts[-1][1], same
 
-    def add(self, tokens: Sequence[int], copy: Callable[[], Kept | None], salt: str = "") -> None:
-        """Keep a text, made by `copy`, unless a text that continues it is kept."""
+    def fitting(self, salt: str, taps: Collection[int]) -> list[tuple[int, Kept]]:
+        """The texts with this salt and the hidden states of these taps, by their index."""
+        return [
+            (i, kept) for i, (own, kept) in enumerate(self.texts) if own == salt and kept.features.keys() >= {*taps}
+        ]
+
+    def add(
+        self, tokens: Sequence[int], copy: Callable[[], Kept | None], salt: str = "", taps: Collection[int] = ()
+    ) -> None:
+        """Keep a text with the hidden states of its taps, made by `copy`, unless a text that continues it is kept."""
         if len(tokens) <= LEAST or not self.limit:
             return
-        for i, (own, kept) in enumerate(self.texts):
-            if own == salt and common(kept.tokens, tokens) == len(tokens):
+        for i, kept in self.fitting(salt, taps):
+            if common(kept.tokens, tokens) == len(tokens):
                 self.texts.append(self.texts.pop(i))
                 return
         self.texts = [t for t in self.texts if t[0] != salt or common(t[1].tokens, tokens) < len(t[1].tokens)]
@@ -71,8 +79,8 @@ def common(a: Sequence[int], b: Sequence[int]) -> int:
 class Seen:
     """The hidden states of every row's committed tokens, as collected round by round."""
 
-    taps: tuple[int, ...]
-    rows: list[list[dict[int, Any]]]
+    taps: tuple[int, ...] = ()  # none: nothing is collected
+    rows: list[list[dict[int, Any]]] = field(default_factory=list)
 
     def add(self, round: Round) -> None:
         if not self.taps:
@@ -82,7 +90,8 @@ class Seen:
                 seen.append({tap: round.output.features[tap][i, path] for tap in self.taps})
 
     def select(self, index: Sequence[int]) -> None:
-        self.rows = [self.rows[i] for i in index]
+        if self.taps:
+            self.rows = [self.rows[i] for i in index]
 
     def join(self, other: Seen) -> None:
         self.rows = self.rows + other.rows
