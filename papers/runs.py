@@ -46,7 +46,8 @@ SMOLLM2 = Model(
         "mamba": "mamba:runs/smollm2/mamba/best", "other": "mamba:demo/mamba",
     },
     Study(
-        "smollm2", temperatures=(0.0, 1.0), tokens=128, limit=30, batch_sizes=(5,), data=EVAL, peers=(), explain=False,
+        "smollm2", weights="full", temperatures=(0.0, 1.0), tokens=128, limit=30, batch_sizes=(5,), data=EVAL, peers=(),
+        explain=False,
         tasks=("mt-bench", "humaneval", "gsm8k", "alpaca", "cnn-dm@600", "natural-questions"),
     ),
     {name: f"{TRAIN} {method}" for name, method in (
