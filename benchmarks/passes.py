@@ -26,7 +26,7 @@ from outrider.core.protocols import Target
 from outrider.core.tree import chain
 from outrider.params import InputError
 
-WAYS: dict[str, dict[str, Any]] = {"native": {}, "stock": {"compile": False}}
+WAYS: dict[str, dict[str, Any]] = {"native": {"weights": "full"}, "stock": {"compile": False}}
 
 
 def ways_of(weights: list[str]) -> dict[str, dict[str, Any]]:

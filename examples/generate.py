@@ -7,7 +7,8 @@ import sys
 
 import outrider
 
-llm = outrider.load(sys.argv[1] if len(sys.argv) > 1 else "demo")
+model = sys.argv[1] if len(sys.argv) > 1 else "demo"
+llm = outrider.load(model)
 
 # One prompt or many; each has its own seed, and its text does not depend on its neighbours.
 prompts = ["Once upon a time", "def binary_search(items, wanted):"]
@@ -19,8 +20,6 @@ for output in llm.generate(prompts, max_new_tokens=48, temperature=0.7, seed=1):
 
 # The promise: with the same seed, the text is the one that plain decoding writes.
 drafted = llm.generate(prompts, max_new_tokens=48, temperature=0.7, seed=1)
-plain = outrider.load(llm.target.model, "none").generate(
-    [llm.encode(p) for p in prompts], max_new_tokens=48, temperature=0.7, seed=1
-)
+plain = outrider.load(model, "none").generate(prompts, max_new_tokens=48, temperature=0.7, seed=1)
 assert [d.tokens for d in drafted] == [p.tokens for p in plain]
 print("the texts equal those of plain decoding")

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 Texts = list[list[int]]
-# Prompts, temperature, texts at a time, do they go on from the call before: then what that read and wrote may be kept.
+# Prompts, temperature, texts at a time, whether they continue the previous call's texts, whose cache may then be used.
 Write = Callable[[Texts, float, int, bool], Texts]
 Decode = Callable[[Texts], tuple[int, float]]  # prompts -> tokens and seconds of the steps in which all texts wrote on
 
@@ -72,7 +72,8 @@ def serve(start: Callable[[dict[str, Any]], tuple[str, Write, Decode | None]]) -
 
 
 def groups(chats: list[Texts], batch: int) -> list[list[Texts]]:
-    """Chats that are answered together, turn by turn: of one turn all, since engines fill their batches themselves."""
+    """Chats that are answered together, turn by turn. Where all have a single turn that is every one of them, since
+    engines fill their batches themselves."""
     size = batch if max(map(len, chats)) > 1 else len(chats)
     return [chats[first : first + size] for first in range(0, len(chats), size)]
 

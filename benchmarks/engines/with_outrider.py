@@ -40,14 +40,14 @@ def start(job: dict[str, Any]) -> tuple[str, Write, Decode]:
         job["model"], "none" if job["method"] == "plain" else job["drafter"], weights=job.get("weights", "auto")
     )
 
-    def one(prompt: list[int], temperature: float) -> list[int]:
+    def one(prompt: list[int], temperature: float, goes_on: bool) -> list[int]:
+        if llm.prefixes is not None and not goes_on:
+            llm.prefixes.clear()
         return llm.generate([prompt], max_new_tokens=job["tokens"], temperature=temperature, seed=1)[0].tokens
 
     def write(prompts: Texts, temperature: float, batch: int, goes_on: bool) -> Texts:
-        if llm.prefixes is not None and not goes_on:
-            llm.prefixes.clear()
         if batch == 1:
-            return [one(prompt, temperature) for prompt in prompts]
+            return [one(prompt, temperature, goes_on) for prompt in prompts]
         found = llm.generate(prompts, max_new_tokens=job["tokens"], temperature=temperature, batch_size=batch, seed=1)
         return [output.tokens for output in found]
 

@@ -39,11 +39,11 @@ def start(job: dict[str, Any]) -> tuple[str, Write, Decode]:
         sampling = vllm.SamplingParams(
             temperature=temperature, max_tokens=job["tokens"], stop_token_ids=job["ends"], detokenize=False, seed=1
         )
-        if not goes_on:
-            llm.reset_prefix_cache()
         texts: Texts = []
         step = 1 if batch == 1 else len(prompts)  # it fills its batch by itself
         for first in range(0, len(prompts), step):
+            if not goes_on:
+                llm.reset_prefix_cache()
             group = [{"prompt_token_ids": prompt} for prompt in prompts[first : first + step]]
             texts += [list(output.outputs[0].token_ids) for output in llm.generate(group, sampling, use_tqdm=False)]
         return texts

@@ -70,7 +70,8 @@ class Stream(Iterator[str]):
 class LLM:
     """A target, its tokenizer and a drafter; made by `load`.
 
-    `target.model` is the stock transformers model and `tokenizer` its own (None without one): nobody is locked in.
+    `target.model` is the stock transformers model (with full weights) and `tokenizer` its own (None without one):
+    nobody is locked in.
 
     Thread-safe: rounds of different threads alternate, and every text is the one that a single thread would have
     written. No lock is held between rounds, so one thread may also iterate over several streams alternately. The
@@ -88,7 +89,8 @@ class LLM:
     gumbel: GumbelNoise | None = None
     kept_as: str = ""  # the model's name among what is kept between runs; "": nothing is
     memories: list[Memory] = field(default_factory=list)
-    prefixes: Prefixes | None = None  # of calls for one text: the one before; None: every prompt is read whole
+    # What this target read and wrote last, for calls that ask for one text; None: every prompt is read whole.
+    prefixes: Prefixes | None = None
 
     def __repr__(self) -> str:
         return f"LLM({self.name}, drafter {self.drafter_name}, {self.target.arithmetic}, {self.target.device})"
@@ -110,8 +112,8 @@ class LLM:
     ) -> list[Output]:
         """Texts for one prompt or many, in the order of the prompts, `n` for each.
 
-        A call for one text reads of its prompt only what the text before does not begin with (native passes, models
-        loaded by name): the next turn of a chat costs its own tokens.
+        A call for one text reads only the part of its prompt that the previous text does not cover (native passes of
+        models loaded by name): the next turn of a chat costs its own tokens.
 
         Args:
             prompts: text, token ids (list, tensor or array) or chat messages; or a list of prompts.

@@ -104,6 +104,11 @@ def _of_file(file: Path, **named: str) -> Place:
     return Place(where=str(file.parent), gguf=file.name, **named)
 
 
+def weights_of(weights: str, place: Place) -> str:
+    """How a model keeps its weights: what is asked for; `auto` is full where it is no GGUF file."""
+    return weights if place.gguf or weights != "auto" else "full"
+
+
 def check_native(place: Place) -> None:
     """Refuse `native` weights of a model that is not a GGUF file."""
     if place.gguf is None:

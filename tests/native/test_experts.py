@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,14 @@ from small import build
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 from wrong_code import mutated
 
+from outrider.backends import choose
 from outrider.backends.native.target import load
 from outrider.backends.torch import gguf
 from outrider.backends.torch.mark import mark_of
 from outrider.backends.torch.module import ModuleTarget
 from outrider.core.protocols import Target
 from outrider.params import InputError
+from outrider.shipped import shipped
 
 pytestmark = needs_code
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 32, "max_position_embeddings": 2048}
@@ -214,6 +217,8 @@ def test_experts_in_mxfp4(tmp_path: Path) -> None:
         one, two = load(tmp_path / "plain", dtype), load(tmp_path / "blocks", dtype)
         assert np.array_equal(after(one, [text_of(1, 50)]), after(two, [text_of(1, 50)]))
         assert one.mark == two.mark == mark_of(model)
+    shutil.copy(Path(shipped("demo/target")) / "tokenizer.json", tmp_path / "blocks")
+    assert not choose.load(str(tmp_path / "blocks")).target.integers, "unlike a .gguf file's blocks"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

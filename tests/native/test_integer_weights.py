@@ -105,15 +105,18 @@ def test_matrices_without_an_integer_form_stay_full(tmp_path: Path, caplog: pyte
         results = kinds_of(load(file, way="native"))
     assert [kind >= INTEGER for kind in results[:8]] == [True] * 4 + [False] * 2 + [True] * 2
     assert "2 of the 22 matrices of m.gguf (MXFP4) have no form for native weights and stay full" in caplog.text
+    caplog.clear()
+    assert kinds_of(load(file, way="auto")) == results
+    assert not caplog.text, "nobody asked for them"
 
 
 def test_a_draft_model_of_a_gguf_file_drafts_by_integer_products(tmp_path: Path) -> None:
     """By default; and the text is plain decoding's in any case."""
     file = str(write(tmp_path / "m.gguf", stock(**WIDE), "Q4_K"))
     sampled: dict[str, Any] = {"max_new_tokens": 24, "temperature": 1.0, "seed": 3}
-    (plain,) = outrider.load(file, "none").generate([text_of(0, 40)], **sampled)
+    (plain,) = outrider.load(file, "none", weights="full").generate([text_of(0, 40)], **sampled)
     for weights, products in (("auto", True), ("native", True), ("int8", True), ("full", False)):
-        llm = outrider.load(file, f"model:{file}?weights={weights}&tree=chain")
+        llm = outrider.load(file, f"model:{file}?weights={weights}&tree=chain", weights="full")
         assert llm.drafter.uncalibrated.models[0].integers == products
         (output,) = llm.generate([text_of(0, 40)], budget="4x3", **sampled)
         assert output.tokens == plain.tokens
@@ -154,10 +157,8 @@ def test_other_models_are_refused(tmp_path: Path) -> None:
         outrider.load(tmp_path, "none", weights="native")
 
 
-def test_a_gguf_file_is_multiplied_as_integers_where_nothing_else_is_asked_for(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Files without quants, folders and what torch serves stay full, and nothing is said of it."""
+def test_a_gguf_file_is_multiplied_as_integers_where_nothing_else_is_asked_for(tmp_path: Path) -> None:
+    """Files without quants, folders and what torch serves stay full."""
     blocks, numbers = (write(tmp_path / f"{kind}.gguf", stock(**WIDE), kind) for kind in ("Q4_K", "F16"))
     for model, more, kept in (
         (blocks, {}, "native"), (blocks, {"weights": "full"}, "full"), (blocks, {"weights": "int8"}, "int8"),
@@ -166,7 +167,6 @@ def test_a_gguf_file_is_multiplied_as_integers_where_nothing_else_is_asked_for(
         llm = outrider.load(model, "none", **more)
         assert llm.target.integers == (kept != "full")
         assert llm.name.endswith(f", {kept} weights") == (kept != "full")
-    assert "stay full" not in caplog.text
 
 
 def test_the_audit_wants_full_weights(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from .. import hub
 from ..core.protocols import Target
-from ..names import Place, check_native, find
+from ..names import Place, check_native, find, weights_of
 from ..params import INTEGERS, InputError, check_weights
 from .native.checkpoint import Checkpoint, open_checkpoint, read_json
 from .native.families import describe
@@ -64,7 +64,7 @@ def load(
     if ours and not options and (files := readable(place, device, precision)) is not None:
         with ThreadPoolExecutor(1) as beside:  # a vocabulary takes about as long as the weights
             reading = beside.submit(load_tokenizer, files.place)
-            target = NativeTarget(files, precision, weights)
+            target = NativeTarget(files, precision, weights_of(weights, place))
             tokenizer = reading.result()
         target.stock = partial(_stock, place)
         kept = weights if weights != "auto" else "native" if target.integers else "full"

@@ -82,7 +82,7 @@ class Analysis:
         faults = {*checks.repeated(samples), *(f for s in samples for f in s.faults)}
         if method.plain:
             faults |= self.check_plain(group, method, mine)
-        elif group.temperature == 0 or (method.peer == OURS and method.rule == "coupled"):
+        elif self.comparable(group, method):
             theirs = newest(plain)
             for chunk, sample in mine.items():
                 if chunk in theirs:
@@ -91,6 +91,13 @@ class Analysis:
                 faults.add("its text is not the target's")
         if faults:
             self.strike(cell, faults)
+
+    def comparable(self, group: Group, method: Method) -> bool:
+        """Must its texts be plain decoding's? Other engines have full weights: theirs are another target's beside
+        integer products."""
+        if method.peer != OURS:
+            return group.temperature == 0 and not self.runner.models.llm().target.integers
+        return group.temperature == 0 or method.rule == "coupled"
 
     def check_plain(self, group: Group, method: Method, samples: dict[int, Sample]) -> set[str]:
         """Check plain decoding itself against the logits of `proofs.logits`."""

@@ -9,9 +9,9 @@ from ..budgets import parse as parse_budget
 from ..budgets.budgeter import Budgeter
 from ..params import LOSSY, RULES, InputError, check_rule
 from . import peers
-from .types import PLAIN, VARIED, Method
+from .types import EAGER, PLAIN, VARIED, Method
 
-VARIANTS = ("plain", "eager", *VARIED)  # eager: the stock forward
+VARIANTS = ("plain", EAGER, *VARIED)
 BUDGETS = r"adaptive|auto|none|\d+x\d+|\d+(?:,\d+)*(?: [\d,]+)*(?: none)?(?: paper)?"
 ENDING = re.compile(
     rf"(.+)@(?:(?P<budget>{BUDGETS})|(?P<rule>(?:{'|'.join(RULES)})(?:\?.*)?)"

@@ -17,8 +17,10 @@ from ..params import InputError
 from ..schema import from_dict
 from .types import VERSION, Sample
 
-FIXED = ("model", "dtype", "device", "compile", "tokens", "seed", "threads")  # within a folder
-OPTIONS = {"model": "MODEL", "tokens": "--max-new-tokens"}  # the others are named alike
+# Within a folder, each with the option that names it where that is no `--NAME`.
+FIXED = ("model", "dtype", "device", "weights", "compile", "tokens", "seed", "threads")
+OPTIONS = {"model": "MODEL", "tokens": "--max-new-tokens", "weights": "SPEC@WEIGHTS"}
+BEFORE = {"weights": "full"}  # of runs of versions that knew nothing else
 
 
 @dataclass
@@ -37,7 +39,7 @@ class Store:
         if (folder / "run.json").exists():
             old = read_header(folder)
             for name in FIXED:
-                was, now = old["arguments"].get(name), header["arguments"].get(name)
+                was, now = (one["arguments"].get(name, BEFORE.get(name)) for one in (old, header))
                 if was != now:
                     raise InputError(
                         f"{folder} holds a run with {name} {was}, not {now}; give another --out, or "

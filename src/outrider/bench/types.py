@@ -17,12 +17,13 @@ from ..params import INTEGERS
 VERSION = 4  # of the files of a run
 OURS = "outrider"  # the peer that runs our engine
 PLAIN = "none"  # the drafter of plain decoding, which speed-ups are ratios to
+EAGER = "eager"  # the variant of the stock forward
 VARIED = "full", *INTEGERS  # variants that name how weights are kept: another distribution each
 
 
 def weights_of(variant: str, usual: str = "auto") -> str:
     """How a variant of the target keeps its weights (`outrider.load`); `usual`: where it does not say."""
-    return variant if variant in VARIED else usual
+    return variant if variant in VARIED else "full" if variant == EAGER else usual
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,8 @@ def audit(
     """Test on this machine that a drafter and a rule do not change MODEL's text.
 
     Seed-for-seed equality with the stock model's plain decoding; the rules' exact distributions on tiny models; samples
-    against the model's exact distribution, with the smallest detectable deviation. Exits 1 if not lossless.
+    against the model's exact distribution, with the smallest detectable deviation. Exits 1 if not lossless. A .gguf
+    file's weights are taken in full.
     """
     from ..names import DEMO, find
     from ..params import InputError

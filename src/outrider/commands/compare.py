@@ -46,7 +46,10 @@ def compare(llm: LLM, prompts: list[Any], seed: int | None, options: dict[str, A
         outputs.append(output)
     _report(llm, outputs, rows, document(llm, outputs, options["rule"], seed), difference(llm, options), as_json)
     if not difference(llm, options) and not all(r["equal"] for r in rows):
-        raise RuntimeError("the drafted text differs from plain decoding: please report this with `outrider audit`")
+        raise RuntimeError(
+            "the drafted text differs from plain decoding: please report this, with what `outrider validate` and "
+            "`outrider audit` say"
+        )
     return outputs
 
 

@@ -169,7 +169,6 @@ class Usage:
     """
 
     prompt_tokens: int = 0
-    cached_tokens: int = 0
     new_tokens: int = 0
     rounds: int = 0
     drafted: int = 0
@@ -181,6 +180,7 @@ class Usage:
     decode_seconds: float = 0.0
     draft_seconds: float = 0.0
     verify_seconds: float = 0.0
+    cached_tokens: int = 0
 
     def count(self, drafted: int, accepted: int, tested: int) -> None:
         """Add a round: nodes drafted, depths accepted and depths tested."""

@@ -19,7 +19,7 @@ from ..core.growth import Indices
 from ..core.protocols import Drafter, Drafting, Round, Session, Target
 from ..core.tree import chain
 from ..core.types import Array, Budget, DraftTree, Rows
-from ..names import check_native, find
+from ..names import check_native, find, weights_of
 from ..params import INTEGERS, InputError, check_weights
 from . import _ranks
 from ._common import accepted
@@ -173,4 +173,4 @@ def _native(where: str, target: Target, dtype: str, vocab: str, weights: str) ->
     files = readable(place, "cpu", dtype)
     if files is None or (vocab == "same" and names_in(files.config) is not None):
         return None
-    return NativeTarget(files, dtype, weights)
+    return NativeTarget(files, dtype, weights_of(weights, place))

@@ -53,9 +53,11 @@ class Prefixes:
             if common(kept.tokens, tokens) == len(tokens):
                 self.texts.append(self.texts.pop(i))
                 return
+        made = copy()
+        if made is None or made.bytes > self.limit:
+            return  # what is there still has the beginning of such a text
         self.texts = [t for t in self.texts if t[0] != salt or common(t[1].tokens, tokens) < len(t[1].tokens)]
-        if (made := copy()) is not None:
-            self.texts.append((salt, made))
+        self.texts.append((salt, made))
         while len(self.texts) > self.rows or self.bytes > self.limit:
             del self.texts[0]
 
@@ -94,7 +96,8 @@ class Seen:
             self.rows = [self.rows[i] for i in index]
 
     def join(self, other: Seen) -> None:
-        self.rows = self.rows + other.rows
+        if self.taps:
+            self.rows = self.rows + other.rows
 
     def of(self, i: int, length: int) -> dict[int, Any]:
         """By tap: hidden states [length, h] of row i's first `length` tokens."""

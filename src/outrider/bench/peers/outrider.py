@@ -32,13 +32,14 @@ class Ours:
     def run(self, prompts: Sequence[Sequence[int]], ask: Ask) -> Answer:
         """All prompts as one batch. A chat that is alone continues what was read and written in the turns before."""
         sampling = Sampling(ask.temperature)
-        if ask.turn == 0 and self.engine.prefixes is not None:
-            self.engine.prefixes.clear()
+        engine = self.engine if len(prompts) == 1 else replace(self.engine, prefixes=None)
+        if ask.turn == 0 and engine.prefixes is not None:
+            engine.prefixes.clear()
         rows = [
             Row(Request(list(ids), seed, ask.limit, sampling, Stop(ask.eos).cut), i)
             for i, (ids, seed) in enumerate(zip(prompts, ask.seeds, strict=True))
         ]
-        batch, _ = Batch.start(self.engine, rows)
+        batch, _ = Batch.start(engine, rows)
         states = (batch.session, batch.drafting) if batch else ()
         while batch is not None:
             batch.round()
