@@ -122,9 +122,9 @@ def coder() -> str:
     run = document["run"]
     about = f"""
 Tokens per second of Qwen2.5-Coder-1.5B-Instruct from its `Q4_K_M` file, one text at a time at T = 0, with the time of
-its prompts. Outrider (`--weights {run["weights"]}`, the default): plain, with suffix decoding (drafts), with the 0.5B's
-file as draft model (draft). llama.cpp's own server, the same files: plain, with its n-grams (lookup), with that draft
-model. vLLM for CPUs has the weights in bfloat16: plain, with its n-grams (lookup).
+its prompts; chats are answered turn by turn, and what was read and written before is not read again. Ours: plain, and
+with drafts by suffix decoding and [its trained drafter](drafters/qwen2.5-coder-1.5b/README.md). llama.cpp's own server,
+the same file: plain, and with its n-grams (lookup).
 {run["limit"]} prompts of each task, at most {run["tokens"]} tokens; two cores of an {run["machine"]["processor"]},
 {run["started"][:10]}, by `benchmarks/peers.py`.
 """

@@ -2,7 +2,8 @@
 
 A draft vocabulary is rows of a head, the target's or (EAGLE-3) the drafter's own, so it can be cut without another
 training: of the tokens that the drafter knows, those stay that the answers have most often. A smaller head is read in
-less time, and misses more. `--bits 5` rounds matrices to so many binary places (bfloat16 has 7): a wheel packs them
+less time, and misses more. `--intermediate 4480` keeps so many neurons of an EAGLE-3's MLP: those whose weights have
+the greatest product of norms. `--bits 5` rounds matrices to so many binary places (bfloat16 has 7): a wheel packs them
 into a sixth less.
 """
 
@@ -20,6 +21,7 @@ from outrider.nets import int8
 from outrider.training import data
 
 PLACES = 7  # of bfloat16, behind the leading one
+MLP = "midlayer.mlp"  # of an EAGLE-3's layer
 
 
 def coarse(weight: torch.Tensor, bits: int) -> torch.Tensor:
@@ -39,11 +41,22 @@ def cut(tensors: dict[str, torch.Tensor], places: torch.Tensor, kept: torch.Tens
     vocabulary.keep(tensors["d2t"].resize_(len(kept)), kept)
 
 
+def narrow(tensors: dict[str, torch.Tensor], size: int) -> None:
+    """The `size` neurons of the layer's MLP with the greatest product of the norms of what they read and write."""
+    gate, up, down = (f"{MLP}.{name}_proj.weight" for name in ("gate", "up", "down"))
+    norms = [tensors[gate].float().norm(dim=1), tensors[up].float().norm(dim=1), tensors[down].float().norm(dim=0)]
+    stay = torch.stack(norms).prod(0).topk(size).indices.sort().values
+    for name in (gate, up):
+        tensors[name] = tensors[name][stay].contiguous()
+    tensors[down] = tensors[down][:, stay].contiguous()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("source", type=Path, help="folder of a drafter with a draft vocabulary")
     parser.add_argument("out", type=Path, help="folder of the new one")
     parser.add_argument("--size", type=int, help="tokens that stay; all if it is not given")
+    parser.add_argument("--intermediate", type=int, help="neurons of EAGLE-3's MLP that stay; all if it is not given")
     parser.add_argument(
         "--bits", type=int, choices=range(2, PLACES + 1), default=PLACES, help="binary places that stay"
     )
@@ -61,6 +74,14 @@ def main() -> None:
     size = config.get("draft_vocab", 0) if a.size is None else a.size
     if not 0 < size <= config.get("draft_vocab", 0):
         parser.error(f"this drafter drafts {config.get('draft_vocab') or 'all'} tokens; give a size up to that")
+    layer = config.get("layer", {})
+    if a.intermediate is not None:
+        if f"{MLP}.down_proj.weight" not in tensors or not 0 < a.intermediate <= layer["intermediate"]:
+            parser.error(
+                f"this drafter's MLP has {layer.get('intermediate', 'no')} neurons; give up to so many, or none"
+            )
+        narrow(tensors, a.intermediate)
+        config["layer"] = {**layer, "intermediate": a.intermediate}
     known, counts = vocabulary.ids_of(tensors["d2t"]), torch.zeros(config["vocab"], dtype=torch.long)
     for document in data.read(a.data, load_tokenizer(a.target)):
         learned = torch.tensor(document.tokens)[torch.tensor(document.learn)]

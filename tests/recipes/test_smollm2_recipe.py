@@ -205,6 +205,20 @@ def test_a_draft_vocabulary_is_cut_to_what_answers_have_most_often(
     assert "in eight bits already" in capsys.readouterr().err
 
 
+def test_an_mlp_keeps_its_heaviest_neurons() -> None:
+    """What the others wrote is all that is missing."""
+    torch.manual_seed(0)
+    weights = {name: torch.randn(*size) for name, size in (("gate", (6, 4)), ("up", (6, 4)), ("down", (4, 6)))}
+    weights["up"][[1, 4]] = 0
+    tensors = {f"{trim.MLP}.{name}_proj.weight": weight.clone() for name, weight in weights.items()}
+    trim.narrow(tensors, 4)
+    gate, up, down = tensors.values()
+    assert (gate.shape, up.shape, down.shape) == ((4, 4), (4, 4), (4, 4))
+    x = torch.randn(3, 4)
+    whole = (x @ weights["gate"].T).sigmoid() * (x @ weights["up"].T) @ weights["down"].T
+    torch.testing.assert_close((x @ gate.T).sigmoid() * (x @ up.T) @ down.T, whole)
+
+
 def test_weights_are_rounded_to_the_nearest_of_fewer_digits() -> None:
     torch.manual_seed(0)
     weight = (torch.randn(64, 64) * torch.logspace(-6, 6, 64)[:, None]).bfloat16()
