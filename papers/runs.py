@@ -44,19 +44,26 @@ SMOLLM2 = Model(
         "chain": "eagle:smollm2/hass", "hydra": "hydra:runs/smollm2/hydra/best",
         "llm": "model:runs/smollm2/draft-lm/best", "llama": "model:runs/smollm2/draft-lm/best",
         "mamba": "mamba:runs/smollm2/mamba/best", "other": "mamba:demo/mamba",
+        "equal hass": "eagle:runs/smollm2/ablations/hass_as_published/best",
+        "equal eagle": "eagle:runs/smollm2/ablations/eagle_as_published/best",
     },
     Study(
         "smollm2", weights="full", temperatures=(0.0, 1.0), tokens=128, limit=30, batch_sizes=(5,), data=EVAL, peers=(),
         explain=False,
         tasks=("mt-bench", "humaneval", "gsm8k", "alpaca", "cnn-dm@600", "natural-questions"),
     ),
-    {name: f"{TRAIN} {method}" for name, method in (
-        ("hydra", "hydra"), ("llm", "draft-lm"), ("llama", "draft-lm"), ("mamba", "mamba"))},
+    {
+        **{name: f"{TRAIN} {method}" for name, method in (
+            ("hydra", "hydra"), ("llm", "draft-lm"), ("llama", "draft-lm"), ("mamba", "mamba"))},
+        **{f"equal {x}": f'python -m papers.ablations.smollm2 "{x} as published"' for x in ("hass", "eagle")},
+    },
 )  # fmt: skip
 DEMO = Model(
     {
         "eagle": "eagle:demo",
         "hass": "eagle:demo/hass",
+        "equal eagle": "eagle:demo",
+        "equal hass": "eagle:demo/hass",
         "medusa": "medusa:demo",
         "chain": "model",
         "hydra": "hydra:demo",

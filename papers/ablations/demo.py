@@ -35,6 +35,8 @@ from outrider.training.loop import train
 from outrider.training.questions import questions
 from outrider.training.recipe import Recipe
 
+from ..rows import PUBLISHED
+
 STEPS = 240
 BATCH = 8  # prompts decoded side by side
 OWN, OPENING, ANSWER = 80, 64, 256  # questions of every domain; tokens
@@ -153,9 +155,10 @@ def texts(
     temperature: float,
     drafter: Any,
     only: Sequence[int] | None = None,
+    rule: str = "coupled",
 ) -> list[Any]:
     """(tokens, rounds) of every prompt, or of some of them."""
-    engine = Engine(model, drafter, FixedBudget(16, 6), GumbelNoise(model.vocab))
+    engine = Engine(model, drafter, FixedBudget(16, 6), GumbelNoise(model.vocab), rule=rule)
     chosen = range(len(given)) if only is None else only
 
     def cut(output: Any, new: Any) -> tuple[int, str | None]:
@@ -180,7 +183,8 @@ def compared(
     model: HFTarget, drafter: Any, given: list[list[int]], tokens: int, eos: int, plain: Plain | None = None
 ) -> dict[str, Any]:
     """(tokens, rounds) by temperature, of the prompts whose plain text does not loop at T = 0, and how many texts are
-    plain decoding's (all, but for near ties that a batch's sums turn round in float32: at most one in fifty)."""
+    plain decoding's (all, but for near ties that a batch's sums turn round in float32: at most one in fifty). Counts at
+    T = 1 under the papers' rule, whose texts are others, stand under `PUBLISHED`."""
     plain = plain or plainly(model, given, tokens, eos)
     calm = [i for i, (text, _) in enumerate(plain[0.0]) if loops(text) <= LOOP_SHARE and len(text) > 2]
     counts, same = {}, {}
@@ -189,6 +193,8 @@ def compared(
         same[f"{t:g}"] = sum(text == truth[i][0] for (text, _), i in zip(mine, calm, strict=True))
         assert same[f"{t:g}"] >= 0.98 * len(calm), "the text is the target's own"
         counts[f"{t:g}"] = [(len(text) - 1, rounds) for text, rounds in mine]
+    sampled = texts(model, given, tokens, eos, 1.0, drafter, calm, "rejection")
+    counts[PUBLISHED] = [(len(text) - 1, rounds) for text, rounds in sampled]
     return {"prompts": len(calm), "same_text": same, "counts": counts}
 
 
@@ -196,7 +202,7 @@ def taus(row: dict[str, Any], base: dict[str, Any]) -> dict[str, Any]:
     """tau, and its ratio to another run's on the same prompts, each with a bootstrap interval of 95 % over prompts."""
     found: dict[str, Any] = {"tau": {}, "ratio": {}}
     for t, mine in row["counts"].items():
-        whole, dice, theirs = range(len(mine)), random.Random(0), base["counts"][t]
+        whole, dice, theirs = range(len(mine)), random.Random(0), base["counts"].get(t, ())
         drawn = [dice.choices(whole, k=len(mine)) for _ in range(1000)]
         found["tau"][t] = interval([tau(mine, index) for index in (whole, *drawn)])
         if len(theirs) == len(mine):  # another target's prompts are others
@@ -222,7 +228,7 @@ def folder_of(out: Path, name: str) -> Path:
 def gather(work: Path, out: Path, head: dict[str, Any], known: Sequence[str]) -> None:
     """All results in one file, after `head`, with the counts of each prompt. What it has of known runs stays."""
     rows = [json.loads(path.read_text(encoding="utf-8")) for path in work.glob("*/result.json")]
-    base = next(row for row in rows if row["name"].startswith("eagle"))
+    base = next((row for row in rows if row["name"] == "eagle"), {"counts": {}})
     made = {row["name"]: {**row, **taus(row, base)} for row in rows}
     old = json.loads(out.read_text(encoding="utf-8"))["runs"] if out.exists() else []
     stays = [row for row in old if row["name"] in known or " on a " in row["name"]]  # of moe.py

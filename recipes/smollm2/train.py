@@ -31,7 +31,7 @@ VOCAB = "draft_vocab=8192"
 METHODS: dict[str, tuple[float, list[str]]] = {
     "medusa": (1e-3, ["share_head=true", VOCAB]),
     "hydra": (1e-3, ["draft_vocab=4096"]),
-    "eagle": (5e-4, [VOCAB, "cls=0.5"]),
+    "eagle": (5e-4, [VOCAB, "cls=0.1", "noise=0.1", "inputs=feature+shifted", "linear=true"]),  # as its paper has it
     "hass": (4e-4, [VOCAB, "passes=3", "topk=0", "cls=0.5"]),  # goes on from EAGLE's weights
     "eagle3": (5e-4, [VOCAB, f"passes={4 if GPU else 2}"]),  # the paper has seven, each as long again
     "draft-lm": (2e-3, [VOCAB, "hidden=192", "layers=2", "heads=3"]),

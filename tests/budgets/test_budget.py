@@ -387,6 +387,15 @@ def test_curve() -> None:
     assert falling(1) == falling(8) == pytest.approx(5)
 
 
+def test_of_the_first_measurements_the_least_counts() -> None:
+    curve = Curve(settling=3)
+    for seconds, left in ((30.0, True), (10.0, True), (50.0, False), (12.0, False)):
+        curve.learn(4, seconds)
+        assert curve.settles(4) == left
+    assert curve(4) == pytest.approx((3 * 10 + 12) / 4)
+    assert curve.settles(1)
+
+
 @pytest.mark.parametrize("sizes", [(1, 6, 7), (1, 2, 5, 11), (4, 6, 12, 22)])
 def test_sizes_between_powers_of_two_do_not_pass_for_these(sizes: tuple[int, ...]) -> None:
     """A straight line is learnt as it is, although a pass over 6 nodes is counted under 8."""

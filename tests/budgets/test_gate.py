@@ -95,6 +95,20 @@ def test_networks_that_do_not_pay_are_tried_as_rarely_as_tries_may_cost() -> Non
     assert drafts(gate, [0.9], 4, BUDGET)
 
 
+@pytest.mark.parametrize("times", [2.0, 30.0])
+def test_a_disturbed_start_does_not_keep_networks_from_drafting(times: float) -> None:
+    """Of the first drafts all but one take longer than they do later, so long that they would not pay."""
+    gate = Gate()
+    paying, slow = replace(BUDGET, rate=120.0), iter([times, times, 1.0, times])
+    drafted = 0
+    for _ in range(60):
+        if drafts(gate, [0.0], 1, paying):
+            gate.seconds.learn(1, 0.004 * next(slow, 1.0))
+            gate.learn([0.0], [1], 2.0)
+            drafted += 1
+    assert drafted == 60
+
+
 def plainly(target: Any, tokens: int, temperature: float) -> list[list[int]]:
     rows = heads.run(target, drafters.load("none"), PROMPTS[:1], tokens, temperature, FixedBudget(1, 0))
     return [row.output for row in rows]

@@ -33,6 +33,7 @@ class Curve:
     """
 
     slope: float = 0.02  # seconds per further unit, relative to those of size 1, where only one size was measured
+    settling: int = 0  # first measurements of a size, of which the least counts: what disturbs them makes them longer
     points: dict[int, Mean] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -42,8 +43,17 @@ class Curve:
         """Add a measurement."""
         knot = nearest(size)
         seconds = max(0.2 * seconds, seconds + self(knot) - self(size))
-        self.points.setdefault(knot, Mean()).add(seconds)
+        point = self.points.setdefault(knot, Mean())
+        if self.settles(knot):
+            point.value, point.count = min(point.value, seconds) if point.count else seconds, point.count + 1
+        else:
+            point.add(seconds)
         self._line = None
+
+    def settles(self, size: int) -> bool:
+        """Are a size's first measurements still to come?"""
+        point = self.points.get(nearest(size))
+        return (point.count if point else 0) < self.settling
 
     def __call__(self, size: float) -> float:
         """Seconds of a size; 0 where nothing was measured."""

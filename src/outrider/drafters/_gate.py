@@ -8,7 +8,8 @@ advances g tokens further than with the cheap drafts, they pay where
     sum over rows of g  >  rows * rate * (s + p)
 
 with `Budget.rate`, the tokens per second of a row as things are. g is learned by the chance that the row's cheap draft
-has the next token. Networks that do not pay are tried when the ledger is at zero.
+has the next token. Networks that do not pay are tried when the ledger is at zero; those of a batch size that is new
+draft SETTLING times in any case, or a disturbed start would keep them from being measured again for long.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from ..budgets.curve import Curve, Mean
 from ..budgets.ledger import Ledger
 from ..core.types import Budget
 
+SETTLING = 4  # first drafts of a batch size; the quickest counts
 BINS = 4  # of the chance that a cheap draft has the next token
 FIRST = 1.0  # tokens that networks are assumed to gain a row at first
 PRIOR = 4.0  # rows that this assumption is worth in each bin
@@ -31,7 +33,7 @@ DOUBT = 0.5  # standard errors that are added to g, so that an estimate from few
 class Gate:
     """One for all texts of a mix."""
 
-    seconds: Curve = field(default_factory=lambda: Curve(0.5))  # of the networks' drafts, by batch size
+    seconds: Curve = field(default_factory=lambda: Curve(0.5, SETTLING))  # of the networks' drafts, by batch size
     gains: list[Ratio] = field(default_factory=lambda: [Ratio() for _ in range(BINS)])  # by chance
     added: Mean = field(default_factory=lambda: Mean(1.0, 1))  # nodes that networks add to a row's tree
 
@@ -48,7 +50,7 @@ class Gate:
             budget: where it has no `rate`, they draft in every round.
         """
         rows = len(chances)
-        if not budget.rate or not self.seconds.points:
+        if not budget.rate or self.seconds.settles(rows):
             return True
         seconds = self.seconds(rows) + (budget.price.wider(rows, nodes, self.added.value) if budget.price else 0.0)
         gains = sum(min(limit, self.gain(chance)) for chance, limit in zip(chances, most, strict=True))
