@@ -228,7 +228,7 @@ def folder_of(out: Path, name: str) -> Path:
 def gather(work: Path, out: Path, head: dict[str, Any], known: Sequence[str]) -> None:
     """All results in one file, after `head`, with the counts of each prompt. What it has of known runs stays."""
     rows = [json.loads(path.read_text(encoding="utf-8")) for path in work.glob("*/result.json")]
-    base = next((row for row in rows if row["name"] == "eagle"), {"counts": {}})
+    base: dict[str, Any] = next((row for row in rows if row["name"] == "eagle"), {"counts": {}})
     made = {row["name"]: {**row, **taus(row, base)} for row in rows}
     old = json.loads(out.read_text(encoding="utf-8"))["runs"] if out.exists() else []
     stays = [row for row in old if row["name"] in known or " on a " in row["name"]]  # of moe.py

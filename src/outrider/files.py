@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -21,6 +22,7 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
+READABLE = stat.S_IRUSR | stat.S_IRGRP | stat.S_IROTH
 PARTIAL = ".partial-"  # what the names of unfinished files' folders begin with; one that a crash leaves may be deleted
 
 
@@ -57,7 +59,7 @@ def replace(path: Path, content: Callable[[Path], object]) -> None:
     with tempfile.TemporaryDirectory(prefix=PARTIAL, dir=path.parent) as own:
         made = Path(own) / path.name
         content(made)
-        _sync(made)
+        _finish(made, Path(own))
         made.replace(path)
 
 
@@ -169,7 +171,7 @@ def filling(path: Path) -> Iterator[Path]:
         yield made
         for file in made.rglob("*"):
             if file.is_file():
-                _sync(file)
+                _finish(file, Path(own))
         if path.exists():
             path.replace(Path(own) / "old")  # removed with `own`
         made.replace(path)
@@ -245,7 +247,10 @@ def _refused(path: str | Path, error: Exception) -> InputError:
     return InputError(f"{path} cannot be written ({reason.rstrip('.')}); free space, or name another place")
 
 
-def _sync(file: Path) -> None:
-    """Wait until a file's bytes are on the disk: a rename may get there before them."""
+def _finish(file: Path, own: Path) -> None:
+    """Let those read a file who may read the user's others (safetensors writes for its owner alone), and wait until its
+    bytes are on the disk: a rename may get there before them."""
+    (usual := own / "usual").touch()
+    file.chmod(stat.S_IMODE(file.stat().st_mode | usual.stat().st_mode & READABLE))
     with file.open("rb+") as opened:
         os.fsync(opened.fileno())

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from . import drafters, encoding
+from . import drafters, encoding, names
 from .backends import choose as backends
 from .budgets import parse
 from .budgets.adaptive import AdaptiveBudget
@@ -302,7 +302,7 @@ def load(
             (SmolLM2-135M-Instruct), a .gguf file, a folder or a hub id; or a transformers model in memory. Default:
             smollm2 where its package is installed, else demo.
         drafter: a SPEC such as "lookup?ngram=3" or "model:DIR", several SPECs, or a loaded drafter. Default: the best
-            trained one that ships for the model, else prompt lookup (the adaptive budget turns it off where it does
+            trained one that ships for the model, else suffix decoding (the adaptive budget turns it off where it does
             not pay).
         budget: how much to draft where a call does not say: auto, 16x6, 3,2,1, ... (`outrider.budgets.parse`).
         dtype: auto (the checkpoint's; float32 on CPUs without bfloat16 instructions), float64, float32, bfloat16 or
@@ -338,7 +338,7 @@ def load(
     )  # fmt: skip
     target, place, tokenizer = loaded.target, loaded.place, loaded.tokenizer
     name = loaded.name + (f", {loaded.weights} weights" if loaded.weights != "full" else "")
-    chosen = drafter if drafter is not None else (place.drafter if place else "lookup")
+    chosen = drafter if drafter is not None else (place.drafter if place else names.DEFAULT)
     if named := isinstance(chosen, str | Sequence):
         label = chosen if isinstance(chosen, str) else drafters.MIX.join(chosen)
         chosen = drafters.load(chosen, target, tokenizer, choose)

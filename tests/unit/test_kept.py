@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import stat
 import threading
 from pathlib import Path
 
@@ -127,3 +128,17 @@ def test_a_damaged_record_is_none(text: str, tmp_path: Path) -> None:
     assert kept.read(tmp_path / "x.json") == {}
     (tmp_path / "x.json").write_text(json.dumps({"a": 1}))
     assert kept.read(tmp_path / "x.json") == {"a": 1}
+
+
+def test_weights_can_be_read_by_whom_other_files_can(tmp_path: Path) -> None:
+    """safetensors writes for its owner alone; a folder of weights is for all who may read the user's files."""
+    before = os.umask(0o027)
+    try:
+        with files.folder(tmp_path / "drafter") as made:
+            (made / "model.safetensors").touch(0o600)
+            (made / "config.json").touch()
+            (made / "run.sh").touch(0o700)
+    finally:
+        os.umask(before)
+    modes = {p.name: stat.S_IMODE(p.stat().st_mode) for p in (tmp_path / "drafter").iterdir()}
+    assert modes == {"model.safetensors": 0o640, "config.json": 0o640, "run.sh": 0o740}

@@ -31,7 +31,7 @@ NamedModel = Annotated[str | None, given("--model", "-m", metavar="MODEL", help=
 Drafter = Annotated[
     list[str] | None,
     drafting("--drafter", metavar="SPEC",
-        help="none, lookup, suffix, model:DIR, eagle:DIR, ...; several are a mix. Default: the model's own, or lookup.",
+        help="none, lookup, suffix, model:DIR, eagle:DIR, ...; several are a mix. Default: the model's own, or suffix.",
     ),
 ]  # fmt: skip
 Rule = Annotated[str, drafting("--rule", help="coupled, rejection, block, or typical (lossy).")]

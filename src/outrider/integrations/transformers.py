@@ -18,7 +18,7 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from transformers.integrations.fsdp import is_fsdp_managed_module
 
-from .. import drafters
+from .. import drafters, names
 from ..backends.torch.carrier import CARRIERS
 from ..backends.torch.load import load_tokenizer, target_of
 from ..backends.torch.module import refused
@@ -88,7 +88,7 @@ def custom_generate(
     logits_processor: Any,
     stopping_criteria: Any,
     generation_config: Any,
-    drafter: str | Sequence[str] | Drafter = "lookup",
+    drafter: str | Sequence[str] | Drafter = names.DEFAULT,
     seed: int | None = None,
     rule: Rule = "coupled",
     batch_size: int = 8,
