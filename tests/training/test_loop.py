@@ -136,7 +136,7 @@ def test_another_recipe_is_refused(model: HFTarget, tmp_path: Path) -> None:
     assert (tmp_path / "checkpoint.pt").exists()
 
 
-def test_a_run_can_be_made_longer_but_not_shorter(model: HFTarget, tmp_path: Path) -> None:
+def test_a_run_can_be_made_longer_and_shorter(model: HFTarget, tmp_path: Path) -> None:
     """What the method filled in stays: here the paper's warm-up, a tenth of the first length."""
     short = replace(RECIPE, steps=20, warmup=-1, evaluate=0, target="demo", data=("a.jsonl",))
     assert run(model, tmp_path, short).steps == 20
@@ -149,10 +149,21 @@ def test_a_run_can_be_made_longer_but_not_shorter(model: HFTarget, tmp_path: Pat
     assert result is not None
     assert result["step"] == 24
     assert run(model, tmp_path, replace(short, steps=24)).loss == longer.loss, "nothing is left to do"
-    with pytest.raises(InputError, match="of 24 steps, which can be made longer but not shorter"):
+    with pytest.raises(InputError, match=r"step 24 of 24, whose rate .* give --steps 24 or more"):
         run(model, tmp_path, short)
     with pytest.raises(InputError, match=r"another recipe \(rows differ"):
         run(model, tmp_path, replace(short, steps=30, rows=3))
+
+
+def test_a_shorter_run_is_the_one_that_was_short_from_the_beginning(model: HFTarget, tmp_path: Path) -> None:
+    """As long as the rate has not begun to fall: 8 of 10 steps."""
+    short, long = (replace(RECIPE, steps=n, warmup=2, evaluate=5) for n in (10, 40))
+    wanted = run(model, tmp_path / "short", short)
+    run(model, tmp_path / "long", long, stop=8)
+    assert run(model, tmp_path / "long", short).loss == wanted.loss
+    run(model, tmp_path / "far", long, stop=9)
+    with pytest.raises(InputError, match=r"step 9 of 40, .* give --steps 12 or more"):
+        run(model, tmp_path / "far", short)
 
 
 @pytest.mark.parametrize(

@@ -90,7 +90,9 @@ def train(
     share = stock is None or stock.family.binding is None
     rows, test = pack(learned, recipe.length, recipe.seed, share), pack(held, recipe.length, 0, share)
     test = test.rows(range(min(len(test.keys), 8 * recipe.rows)))
-    recipe = _vocabulary(recipe.over(len(rows.keys)).continuing(out).complete(), learned, target)
+    saved = checkpoint.read(out / "checkpoint.pt")
+    start, loss, best, tau = (0, math.nan, math.inf, 0.0) if saved is None else _progress(saved)
+    recipe = _vocabulary(recipe.over(len(rows.keys)).continuing(out, start).complete(), learned, target)
     recipe = precision(recipe, torch.device(target.device), dtype_of(target))
     accelerator = Accelerator(cpu=target.device == "cpu")
     main = accelerator.is_main_process
@@ -110,11 +112,10 @@ def train(
         made = made.double() if dtype_of(target) == torch.float64 else made  # networks are created in float32
         return made.to(target.device).train()
 
-    objective, saved = fresh(), checkpoint.read(out / "checkpoint.pt")
+    objective = fresh()
     of = {"target": print_, "rows": digest(rows), "held_out": digest(test)}
     if saved is not None and saved["of"]["target"] != print_:
         raise InputError(f"{out} was trained for another target; give another --out, or remove it")
-    start, loss, best, tau = (0, math.nan, math.inf, 0.0) if saved is None else _progress(saved)
     rate = product_rate(torch.device(target.device), bool(recipe.bf16))
     log = Log(out, start, recipe.steps, rate, main, quiet)
     with accelerator.main_process_first() if recipe.cache else nullcontext():  # which creates the files of a cache

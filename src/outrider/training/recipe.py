@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -76,20 +77,23 @@ class Recipe:
 
     def rate(self, step: int) -> float:
         """The factor of the rate: warm-up, constant, then linear decay to `final` over the last fifth. Before the decay
-        it does not depend on the number of steps, so that a run can be made longer."""
+        it does not depend on the number of steps, so that a run can be made longer, or shorter."""
         if step < self.warmup:
             return (step + 1) / self.warmup
         left = max(0.0, self.steps - step) / max(1.0, FALL * self.steps)
         return self.final + (1 - self.final) * min(1.0, left)
 
-    def continuing(self, folder: Path) -> Recipe:
+    def continuing(self, folder: Path, done: int) -> Recipe:
         """This recipe, or that of the run in `folder` with this one's steps.
 
-        A resumed run may be made longer, and evaluated or saved at other steps. Its filled-in defaults stay; the rate
-        decays at the end of the new length.
+        A resumed run may be made longer, shorter as long as the decay of the new length is to come, and evaluated or
+        saved at other steps. Its filled-in defaults stay; the rate decays at the end of the new length.
+
+        Args:
+            done: steps of its checkpoint.
 
         Raises:
-            InputError: the folder has a run of another recipe, or one with more steps.
+            InputError: the folder has a run of another recipe, or one that has gone too far for these steps.
         """
         path = folder / NAME
         if not path.exists() or not (folder / "checkpoint.pt").exists():
@@ -114,10 +118,11 @@ class Recipe:
                 f"{folder} holds a run of another recipe ({', '.join(other)} differ); give another --out, "
                 "or the same recipe to resume"
             )
-        if self.steps < kept.steps:
+        least = ceil(done / (1 - FALL))
+        if self.steps < min(kept.steps, least):
             raise InputError(
-                f"{folder} holds a run of {kept.steps} steps, which can be made longer but not shorter; give more "
-                "--steps, or another --out"
+                f"{folder} holds step {done} of {kept.steps}, whose rate must still fall over the last {FALL:.0%} of "
+                f"all steps; give --steps {min(kept.steps, least)} or more, or another --out"
             )
         return filled
 
