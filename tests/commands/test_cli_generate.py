@@ -36,7 +36,7 @@ def test_the_json_has_the_documented_keys(run: Run, folder: str) -> None:
     result = json.loads(out)
     assert result.keys() == {"outputs", "target", "drafter", "rule", "lossless", "exact", "seed", "versions"}
     assert result["target"] == folder
-    assert (result["drafter"], result["rule"], result["lossless"], result["seed"]) == ("lookup", "coupled", True, 5)
+    assert (result["drafter"], result["rule"], result["lossless"], result["seed"]) == ("suffix", "coupled", True, 5)
     assert {"outrider", "torch", "transformers", "python"} <= result["versions"].keys()
     (output,) = result["outputs"]
     assert {"text", "tokens", "finish_reason", "usage", "prompt", "seed"} == output.keys()
@@ -68,7 +68,7 @@ def test_text_comes_on_stdout_and_usage_on_stderr(run: Run, folder: str) -> None
     code, out, err = run(*args)
     assert code == 0
     assert out == document["outputs"][0]["text"] + "\n"
-    usage = r"9 tokens, \d+ tokens/s, \d\.\d per pass \(lookup\), (bit-exact|exact up to rounding)"
+    usage = r"9 tokens, \d+ tokens/s, \d\.\d per pass \(suffix\), (bit-exact|exact up to rounding)"
     assert re.fullmatch(f"{usage}; stopped at --max-new-tokens\n", err), "a greedy text depends on no seed"
     assert run(*args, "--temperature", "1")[2].endswith("; seed 1\n")
     assert "exact in distribution" in run(*args, "--temperature", "1", "--rule", "rejection")[2]

@@ -271,7 +271,7 @@ def test_budgets_as_people_write_them(folder: str, llm: outrider.LLM) -> None:
 
 
 def test_repr_is_one_line(llm: outrider.LLM, folder: str) -> None:
-    assert repr(llm) == f"LLM({folder}, drafter lookup, float32, cpu)"
+    assert repr(llm) == f"LLM({folder}, drafter suffix, float32, cpu)"
 
 
 @pytest.mark.parametrize(
