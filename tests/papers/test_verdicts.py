@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -95,10 +96,22 @@ def test_figures_under_our_own_rule_are_never_judged(evidence: Evidence) -> None
                 ngram = source.method in ("unigrams", "bigrams")
                 calibrated = source.file in ("smollm2_confidence", "calibration")
                 assert named or lossy or ngram or calibrated, (source, kept)
-    for row, by in verdicts.judged(evidence).items():
+    for row, by in verdicts.judged(under_ours(evidence)).items():
         for checks, files in by.values():
-            if files and all(file.endswith("ablations") for file in files):  # trainings are measured under `coupled`
+            if files and all(file.endswith("ablations") for file in files):
                 assert not [c for c in checks if "T = 1" in c.words and c.outcome in (HOLDS, FAILS, NOISE)], row
+
+
+def under_ours(evidence: Evidence) -> Evidence:
+    """What there is without the trainings' figures under the papers' rule."""
+    results = dict(evidence.results)
+    for file in (name for name in results if name.endswith("ablations")):
+        runs = [
+            {**run, "tau": {t: tau for t, tau in run["tau"].items() if t != rows.PUBLISHED}}
+            for run in results[file]["runs"]
+        ]
+        results[file] = {**results[file], "runs": runs}
+    return replace(evidence, results=results)
 
 
 # -- every judge flips -------------------------------------------------------------------------------------------------
@@ -250,7 +263,8 @@ def trainings(good: bool) -> dict[str, Any]:
               "eagle inputs=feature+unshifted": 2.2}.get(name, 2.3 if name in best else 1.5)  # fmt: skip
         return up if good else 4.5 - up
 
-    return {"runs": [{"name": n, "tau": {t: list(around(level(n))) for t in ("0", "1")}} for n in names]}
+    at = ("0", "1", rows.PUBLISHED)
+    return {"runs": [{"name": n, "tau": {t: list(around(level(n))) for t in at}} for n in names]}
 
 
 def contexts_(good: bool) -> dict[str, Document]:
