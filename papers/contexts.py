@@ -1,9 +1,10 @@
-"""Memory and time of drafters over the length of the context: the studies `context_1024` to `context_8192`.
+"""Memory and time of drafters over the length of the context: the studies `context_1024` to `context_8192`, and
+`smollm2_context_1024` to `smollm2_context_8192`.
 
 A context of N tokens is a prompt of held-out books and code, cut to N - 32 tokens, and the 32 tokens that follow it.
-Every drafter drafts a chain of 5 at T = 0. The demo target was trained on rows of up to TRAINED tokens: beyond them
-only time and memory are claimed. Beyond its 2,048 positions target and drafters run with YaRN (a Mamba has no
-positions), untuned.
+Every drafter drafts a chain of 5 at T = 0. SmolLM2 has 8,192 positions. The demo target was trained on rows of up to
+TRAINED tokens: beyond them only time and memory are claimed. Beyond its 2,048 positions target and drafters run with
+YaRN (a Mamba has no positions), untuned.
 """
 
 from __future__ import annotations
@@ -34,6 +35,17 @@ def study(context: int, chains: Mapping[str, str]) -> Callable[[], Study]:
             (f"{prompts()}@{context - TOKENS}",), peers=(), variants=("eager",), tokens=TOKENS, keep_loops=True,
             limit=None if context <= TRAINED else len(DOMAINS), explain=False, dtype="float32",
         )  # fmt: skip
+
+    return made
+
+
+def smollm2(context: int, drafters: Mapping[str, str]) -> Callable[[], Study]:
+    """The run of SmolLM2 at one length."""
+
+    def made() -> Study:
+        named = tuple(f"{name}={spec}?tree=chain@6x5" for name, spec in drafters.items())
+        return Study("smollm2", named, (f"{prompts()}@{context - TOKENS}",), weights="full", peers=(), tokens=TOKENS,
+                     keep_loops=True, limit=2 * len(DOMAINS), explain=False)  # fmt: skip
 
     return made
 

@@ -86,6 +86,7 @@ LLAMA, MAMBA, HYDRA, BLOCK, EAGLE, EAGLE3 = (
     )
 )  # fmt: skip
 DEFAULT = f"suffix + {SHIPS}"
+OVER_CONTEXTS = {"Mamba": MAMBA, "Llama": LLAMA, "EAGLE": "eagle:papers/eagle/drafter"}
 NETWORKS = {  # what is measured with 16 nodes and with the automatic budget, by growing tokens a round
     "Llama": LLAMA, "Mamba": MAMBA, "Medusa": HEADS, "Hydra": HYDRA, "block": BLOCK, "EAGLE": EAGLE, "HASS": SMOL_HASS,
     "EAGLE-3": SHIPS, "suffix and EAGLE-3": DEFAULT,
@@ -214,6 +215,7 @@ STUDIES: dict[str, Study | Callable[[], Study]] = {
                                      ("mamba", "Mamba"), ("transformer", "Llama"))), budgets=("16x6",),
                                  temperatures=(0.0, 1.0), limit=13, observe=("all",), peers=()),
     **{f"context_{n}": contexts.study(n, CHAINS) for n in contexts.LENGTHS},
+    **{f"smollm2_context_{n}": contexts.smollm2(n, OVER_CONTEXTS) for n in contexts.LENGTHS},
     "t5": Study("runs/t5/larger", ("T5=model:runs/t5/smaller?tree=chain",), ("runs/t5/heldout.jsonl",), (0.0, 1.0),
                 rules=("rejection", "coupled"), budgets=("4x3", "6x5", "8x7"), peers=(), tokens=40, limit=12, repeats=3,
                  dtype="float32", keep_loops=True),
