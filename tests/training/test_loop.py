@@ -149,7 +149,7 @@ def test_a_run_can_be_made_longer_and_shorter(model: HFTarget, tmp_path: Path) -
     assert result is not None
     assert result["step"] == 24
     assert run(model, tmp_path, replace(short, steps=24)).loss == longer.loss, "nothing is left to do"
-    with pytest.raises(InputError, match=r"step 24 of 24, whose rate .* give --steps 24 or more"):
+    with pytest.raises(InputError, match=r"has done 24 of 24 steps, .* give --steps 24 or more"):
         run(model, tmp_path, short)
     with pytest.raises(InputError, match=r"another recipe \(rows differ"):
         run(model, tmp_path, replace(short, steps=30, rows=3))
@@ -162,8 +162,22 @@ def test_a_shorter_run_is_the_one_that_was_short_from_the_beginning(model: HFTar
     run(model, tmp_path / "long", long, stop=8)
     assert run(model, tmp_path / "long", short).loss == wanted.loss
     run(model, tmp_path / "far", long, stop=9)
-    with pytest.raises(InputError, match=r"step 9 of 40, .* give --steps 12 or more"):
+    with pytest.raises(InputError, match=r"has done 9 of 40 steps, .* give --steps 12 or more"):
         run(model, tmp_path / "far", short)
+
+
+def test_default_steps_make_no_run_shorter(model: HFTarget, tmp_path: Path) -> None:
+    long = replace(RECIPE, steps=2 * LEAST)
+    run(model, tmp_path, long, stop=1)
+    run(model, tmp_path, replace(long, steps=0), stop=2)
+    assert json.loads((tmp_path / "recipe.json").read_text())["steps"] == 2 * LEAST
+
+
+def test_a_run_is_not_all_warm_up(model: HFTarget, tmp_path: Path) -> None:
+    long = replace(RECIPE, steps=40, warmup=20)
+    run(model, tmp_path, long, stop=1)
+    with pytest.raises(InputError, match=r"has done 1 of 40 steps, .* give --steps 25 or more"):
+        run(model, tmp_path, replace(long, steps=24))
 
 
 @pytest.mark.parametrize(

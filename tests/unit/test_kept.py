@@ -130,7 +130,7 @@ def test_a_damaged_record_is_none(text: str, tmp_path: Path) -> None:
     assert kept.read(tmp_path / "x.json") == {"a": 1}
 
 
-def test_weights_can_be_read_by_whom_other_files_can(tmp_path: Path) -> None:
+def test_weights_can_be_read_by_those_who_can_read_other_files(tmp_path: Path) -> None:
     """safetensors writes for its owner alone; a folder of weights is for all who may read the user's files."""
     before = os.umask(0o027)
     try:

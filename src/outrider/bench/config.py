@@ -21,7 +21,7 @@ class Config:
     """
 
     model: str | None = None
-    drafters: tuple[str, ...] = ()  # see `methods.parse`; empty: lookup, and the model's own drafter if one ships
+    drafters: tuple[str, ...] = ()  # see `methods.parse`; empty: lookup, and what drafts for the model by default
     tasks: tuple[str, ...] = ()  # names, groups, JSONL files; empty: the demo's own tasks, else sample
     temperatures: tuple[float, ...] = (0.0,)
     batch_sizes: tuple[int, ...] = (1,)

@@ -33,7 +33,7 @@ class Curve:
     """
 
     slope: float = 0.02  # seconds per further unit, relative to those of size 1, where only one size was measured
-    settling: int = 0  # first measurements of a size, of which the least counts: what disturbs them makes them longer
+    settling: int = 0  # first measurements of a size, of which the least counts: disturbances only lengthen them
     points: dict[int, Mean] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -49,7 +49,7 @@ def bench(
             "--drafter",
             metavar="SPEC",
             help="A method, [LABEL=]SPEC[@BUDGET][@RULE][@WEIGHTS], as in eagle:DIR@16x6@rejection or lookup@int8; "
-            f"SPEC + SPEC is a mix. Default: lookup, and the model's own. {AGAIN}",
+            f"SPEC + SPEC is a mix. Default: lookup, and the model's default. {AGAIN}",
         ),
     ] = None,
     peer: Annotated[

@@ -72,8 +72,8 @@ def train(
         target: the model to draft for, frozen.
         documents: training and held-out data (`data.read`).
         out: the folder of the run.
-        recipe: method, sizes and rates. A run in `out` may be made longer, and its evaluations and checkpoints may
-            change; everything else must stay the same.
+        recipe: method, sizes and rates. A run in `out` may be made longer or shorter, and its evaluations and
+            checkpoints may change; everything else must stay the same.
         stop: end after this many steps, as if interrupted.
         shard: FSDP2 over all processes.
         quiet: no output on stderr.
@@ -92,7 +92,8 @@ def train(
     test = test.rows(range(min(len(test.keys), 8 * recipe.rows)))
     saved = checkpoint.read(out / "checkpoint.pt")
     start, loss, best, tau = (0, math.nan, math.inf, 0.0) if saved is None else _progress(saved)
-    recipe = _vocabulary(recipe.over(len(rows.keys)).continuing(out, start).complete(), learned, target)
+    wanted = recipe.over(len(rows.keys)).continuing(out, start, default=not recipe.steps)
+    recipe = _vocabulary(wanted.complete(), learned, target)
     recipe = precision(recipe, torch.device(target.device), dtype_of(target))
     accelerator = Accelerator(cpu=target.device == "cpu")
     main = accelerator.is_main_process

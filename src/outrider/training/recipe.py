@@ -83,14 +83,15 @@ class Recipe:
         left = max(0.0, self.steps - step) / max(1.0, FALL * self.steps)
         return self.final + (1 - self.final) * min(1.0, left)
 
-    def continuing(self, folder: Path, done: int) -> Recipe:
+    def continuing(self, folder: Path, done: int, default: bool = False) -> Recipe:
         """This recipe, or that of the run in `folder` with this one's steps.
 
-        A resumed run may be made longer, shorter as long as the decay of the new length is to come, and evaluated or
+        A resumed run may be made longer, or shorter while the new length's decay has not begun, and be evaluated or
         saved at other steps. Its filled-in defaults stay; the rate decays at the end of the new length.
 
         Args:
             done: steps of its checkpoint.
+            default: this recipe's steps are the default, which makes no run shorter.
 
         Raises:
             InputError: the folder has a run of another recipe, or one that has gone too far for these steps.
@@ -118,11 +119,13 @@ class Recipe:
                 f"{folder} holds a run of another recipe ({', '.join(other)} differ); give another --out, "
                 "or the same recipe to resume"
             )
-        least = ceil(done / (1 - FALL))
-        if self.steps < min(kept.steps, least):
+        if default:
+            return replace(filled, steps=max(self.steps, kept.steps))
+        least = min(kept.steps, ceil(max(done, filled.warmup) / (1 - FALL)))
+        if self.steps < least:
             raise InputError(
-                f"{folder} holds step {done} of {kept.steps}, whose rate must still fall over the last {FALL:.0%} of "
-                f"all steps; give --steps {min(kept.steps, least)} or more, or another --out"
+                f"{folder} has done {done} of {kept.steps} steps, and the rate falls over the last fifth of a run; "
+                f"give --steps {least} or more, or another --out"
             )
         return filled
 
