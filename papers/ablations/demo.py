@@ -27,6 +27,7 @@ from outrider.backends.torch import HFTarget, load_tokenizer
 from outrider.bench.metrics import LOOP_SHARE, loops
 from outrider.budgets.budgeter import FixedBudget
 from outrider.core.noise import GumbelNoise
+from outrider.core.protocols import Target
 from outrider.engine import Engine, Request, generate
 from outrider.params import Sampling
 from outrider.training.data import Document, read
@@ -148,7 +149,7 @@ def prompts(each: int) -> list[list[int]]:
 
 
 def texts(
-    model: HFTarget,
+    model: Target,
     given: list[list[int]],
     tokens: int,
     eos: int,
@@ -174,13 +175,13 @@ def texts(
 Plain = dict[float, list[Any]]
 
 
-def plainly(model: HFTarget, given: list[list[int]], tokens: int, eos: int) -> Plain:
+def plainly(model: Target, given: list[list[int]], tokens: int, eos: int) -> Plain:
     none = drafters.load("none", model)
     return {t: texts(model, given, tokens, eos, t, none) for t in (0.0, 1.0)}
 
 
 def compared(
-    model: HFTarget, drafter: Any, given: list[list[int]], tokens: int, eos: int, plain: Plain | None = None
+    model: Target, drafter: Any, given: list[list[int]], tokens: int, eos: int, plain: Plain | None = None
 ) -> dict[str, Any]:
     """(tokens, rounds) by temperature, of the prompts whose plain text does not loop at T = 0, and how many texts are
     plain decoding's (all, but for near ties that a batch's sums turn round in float32: at most one in fifty). Counts at

@@ -25,8 +25,9 @@ import torch
 from recipes.smollm2.questions import places, texts
 from recipes.smollm2.train import LENGTH, METHODS, ROWS
 
-from outrider import drafters
-from outrider.backends.torch import HFTarget, load_target, load_tokenizer
+from outrider import drafters, names, plugins
+from outrider.backends import choose
+from outrider.backends.torch import load_target
 from outrider.backends.torch.load import multiplies_halves
 from outrider.bench import tasks
 from outrider.commands.train import read_options
@@ -154,9 +155,8 @@ def main() -> None:
     if args.gather:
         gather(out, args.gather, {"steps": STEPS, "rows": ROWS, "length": LENGTH}, tuple(RUNS))
         return
-    model = load_target("smollm2")
-    assert isinstance(model, HFTarget)
-    tokenizer = load_tokenizer("smollm2")
+    loaded = choose.load(names.find("smollm2"), dtype="auto", device="auto", weights="full")
+    model, tokenizer = loaded.target, loaded.tokenizer
     text, given = documents(args.work, tokenizer), list(prompts(tokenizer, args.eval, args.each))
     eos = tokenizer.eos_token_id
     plain = plainly(model, given, args.tokens, eos)
@@ -169,7 +169,9 @@ def main() -> None:
         learnt = text
         if "few texts" in name:
             learnt = list(read([few(args.work, args.train, "by the target" in name)], tokenizer))
-        row["held_out_loss"] = train(model, learnt, folder, replace(RUNS[name], cache=str(out / "features"))).best
+        native = getattr(plugins.module("objectives", RUNS[name].method), "NATIVE", False)
+        teacher, cache = (model, args.work / "features") if native else (load_target("smollm2"), out / "features")
+        row["held_out_loss"] = train(teacher, learnt, folder, replace(RUNS[name], cache=str(cache))).best
         row |= compared(model, drafters.load(str(folder / "best"), model), given, args.tokens, eos, plain)
         kept.write_text(json.dumps(row), encoding="utf-8")
         print(f"{name}: {taus(row, row)['tau']}", flush=True)
