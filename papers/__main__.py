@@ -1,7 +1,8 @@
 """`python -m papers rows`, `run ROW`, `page`: the papers' findings, what makes a row's figures, and the pages.
 
-run   a row's studies: its paper's own, or older ones that it names. `--limit`, `--tokens`, `--minutes` and `--quiet`
-      are for the paper's own, whose run resumes, and keeps times with `--quiet` alone: on a machine with nothing else.
+run   a row's studies: its paper's own, or older ones that it names. `--limit`, `--tokens`, `--minutes`, `--without`
+      and `--quiet` are for the paper's own, whose run resumes, and keeps times with `--quiet` alone: on a machine with
+      nothing else.
 page  docs/reproduction.md, papers/PAPER/verdicts.csv and the tables of docs/results.md, from what is stored.
 """
 
@@ -29,6 +30,7 @@ def parsed() -> argparse.Namespace:
     run.add_argument("--limit", type=int, help="prompts of each task")
     run.add_argument("--tokens", type=int)
     run.add_argument("--minutes", type=float, help="stop after so many; the same command goes on")
+    run.add_argument("--without", action="append", default=[], help="leave out methods whose names begin like this")
     run.add_argument("--threads", type=int, default=2)
     run.add_argument("--quiet", action="store_true", help="keep times: nothing else runs on this machine")
     return parser.parse_args()
@@ -50,8 +52,9 @@ def make(args: argparse.Namespace, evidence: rows.Evidence) -> None:
         raise InputError(f"{row} needs no run{f' of {args.model}' if args.model else ''}")
     for model in models:
         names = rows.ROWS[row].studies.get(model, "").split()
-        if names and (args.limit or args.tokens or args.minutes or args.quiet):
-            raise InputError(f"{row} is made by {', '.join(names)}; remove --limit, --tokens, --minutes and --quiet")
+        if names and (args.limit or args.tokens or args.minutes or args.without or args.quiet):
+            made = f"{row} is made by {', '.join(names)}"
+            raise InputError(f"{made}; remove --limit, --tokens, --minutes, --without and --quiet")
         if names and all(name.endswith("ablations") for name in names):
             module = f"papers.ablations.{model.lower()}"
             for more in ((), ("--gather", str(rows.RESULTS / f"{names[0]}.json"))):
@@ -60,7 +63,7 @@ def make(args: argparse.Namespace, evidence: rows.Evidence) -> None:
             subprocess.run([sys.executable, "-m", "papers.studies", *names], check=True)
         else:
             changes = {"limit": args.limit, "tokens": args.tokens, "max_minutes": args.minutes, "threads": args.threads}
-            runs.run(evidence.claims[row]["paper"], model, args.quiet, **changes)
+            runs.run(evidence.claims[row]["paper"], model, args.quiet, tuple(args.without), **changes)
 
 
 def main() -> None:

@@ -83,12 +83,14 @@ def there(spec: str) -> bool:
     return not folder.startswith(("runs/", "papers/")) or (rows.ROOT / folder / "config.json").is_file()
 
 
-def study(paper: str, model: str) -> tuple[Study, list[str]]:
-    """A paper's grid on a model, and the drafters that it lacks."""
+def study(paper: str, model: str, without: tuple[str, ...] = ()) -> tuple[Study, list[str]]:
+    """A paper's grid on a model, without methods whose names begin so, and the drafters that it lacks."""
     module, given = import_module(f"papers.{paper}.runs"), MODELS[model]
     lacks: dict[str, None] = {}
     drafters = []
     for label, template in module.METHODS.items():
+        if label.startswith(without):
+            continue
         name = template.partition("{")[2].partition("}")[0]
         spec = given.drafters.get(name, "")
         if name and (not spec or not there(spec)):
@@ -105,9 +107,9 @@ def commit() -> str:
     return git.stdout.strip()
 
 
-def run(paper: str, model: str, quiet: bool, **changes: Any) -> None:
+def run(paper: str, model: str, quiet: bool, without: tuple[str, ...] = (), **changes: Any) -> None:
     """Run a paper's study of a model, and store its report without times unless the machine is quiet."""
-    grid, lacks = study(paper, model)
+    grid, lacks = study(paper, model, without)
     for name in lacks:
         how = MODELS[model].made.get(name)
         print(f"{model} has no {name}; {how or 'none is known'}", file=sys.stderr)
