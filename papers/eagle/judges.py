@@ -23,7 +23,7 @@ def gains(m: Measured) -> Iterator[Statement]:
     yield lambda: higher(f"speed-up of {name}, T = 0 over T = 1", m(name, 0, "speedup"), m(name, 1, "speedup"))
 
 
-@judges("E-F8", SmolLM2="b1", demo="3")
+@judges("E-F8", SmolLM2="bkw5", demo="3")
 def tasks(m: Measured) -> Iterator[Statement]:
     for t in (0, 1):
         yield lambda: by_kind(m, "tree", t, "tau")
@@ -57,7 +57,7 @@ def stepwise(m: Measured) -> str:
     return "tree of 16" if m.model == "SmolLM2" and m.study not in m.evidence.results else "chain"
 
 
-@judges("E-T1", SmolLM2="bfhk1", demo="f3")
+@judges("E-T1", SmolLM2="bfw", demo="f3")
 def by_depth(m: Measured) -> Iterator[Statement]:
     name = stepwise(m)
     for t in (0, 1):
@@ -66,7 +66,7 @@ def by_depth(m: Measured) -> Iterator[Statement]:
     yield lambda: beside("0- and 1-alpha at T = 1", *m.rates("chain, coupled", 1)[:2])
 
 
-@judges("E-T2", SmolLM2="bfhk1", demo="f3")
+@judges("E-T2", SmolLM2="bfw", demo="f3")
 def maths(m: Measured) -> Iterator[Statement]:
     name = stepwise(m)
     yield lambda: higher(f"tau of the {name} on GSM8K, T = 0 over T = 1", *(tau_of(m, name, t) for t in (0, 1)))
@@ -121,7 +121,7 @@ def together(m: Measured) -> Iterator[Statement]:
         yield lambda: close(f"gain of drafting and {words}, the product of the two", both, alone.value * drafted.value)
 
 
-@judges("E-T5, E-F9", SmolLM2="b1", demo="35")
+@judges("E-T5, E-F9", SmolLM2="bw5", demo="35")
 def tree(m: Measured) -> Iterator[Statement]:
     more, faster = map(float, re.findall(r"\+(\d\.\d)", m.evidence.claims["E-T5, E-F9"]["finding"]))
     for t in (0, 1):
@@ -143,7 +143,7 @@ def inputs(m: Measured) -> Iterator[Statement]:
             yield lambda: m.versus(f"tau at T = {t}, {a} over {b}", runs[a], runs[b], t)
 
 
-@judges("E-T6", studies={"SmolLM2": "smollm2_ablations", "demo": "ablations"}, SmolLM2="4", demo="j")
+@judges("E-T6", studies={"SmolLM2": "smollm2_ablations", "demo": "ablations"}, SmolLM2="bj4", demo="j")
 def own_data(m: Measured) -> Iterator[Statement]:
     few, words = "eagle of few texts", "the target's own answers over the documents'"
     for t in ("0", "1"):

@@ -17,7 +17,7 @@ NODES, PROMPTS = 6, 40  # P1 to P6, the tree (2, 2); prompts that the paper's fi
 NEWS = "cnn-dm@600"
 
 
-@judges("E2-F5", SmolLM2="b1", demo="3")
+@judges("E2-F5", SmolLM2="bw", demo="3")
 def positions(m: Measured) -> Iterator[Statement]:
     for t in (0, 1):
         groups = [{p.position: p for p in c.positions} for c in m.cells("positions", t) if c.positions]
@@ -47,7 +47,7 @@ def extreme(t: float, node: int, rates: list[Figure]) -> Check:
     return higher(f"T = {t:g}, the next over P{node}", min(rest, key=lambda f: f.value), mine)
 
 
-@judges("E2-F6", SmolLM2="b1", demo="i")
+@judges("E2-F6", SmolLM2="bw", demo="i")
 def confidence(m: Measured) -> Iterator[Statement]:
     for t in (0, 1):
         bins = m.bins("confident", t)
@@ -73,7 +73,7 @@ def published_order(m: Measured) -> list[str]:
     return sorted(names, key=lambda name: -gains[name])
 
 
-@judges("E2-T1", SmolLM2="bv1", demo="o3")
+@judges("E2-T1", SmolLM2="bvw25", demo="o3")
 def order(m: Measured) -> Iterator[Statement]:
     gain = 1 + int(re.findall(r"(\d+)-\d+ %", m.evidence.claims["E2-T1"]["finding"])[0]) / 100
     for a, b in pairwise(published_order(m)):
@@ -104,7 +104,7 @@ def larger(m: Measured) -> Iterator[Statement]:
     yield
 
 
-@judges("E2-T3", SmolLM2="b1", demo="3")
+@judges("E2-T3", SmolLM2="bw3", demo="3")
 def ablations(m: Measured) -> Iterator[Statement]:
     for size in SIZES:
         for t in (0, 1):

@@ -12,7 +12,7 @@ BASE = {"demo": "hass passes=3", "SmolLM2": "hass as published"}  # three passes
 TABLES = {"SmolLM2": "smollm2_ablations", "demo": "ablations"}
 
 
-@judges("H-res", SmolLM2="bj4", demo="5")
+@judges("H-res", SmolLM2="bj5", demo="5")
 def results(m: Measured) -> Iterator[Statement]:
     gain = 1 + int(re.findall(r"\+(\d+)-", m.evidence.claims["H-res"]["finding"])[0]) / 100
     for t in (0, 1):
@@ -67,7 +67,7 @@ def beta(m: Measured) -> Iterator[Statement]:
     raise Missing("acceptance at the first step is not stored")
 
 
-@judges("H-step-acc", SmolLM2="bfj4", demo="f3")
+@judges("H-step-acc", SmolLM2="bfj", demo="f3")
 def by_step(m: Measured) -> Iterator[Statement]:
     for t in (0, 1):
         gains = [difference(a, b) for a, b in zip(m.rates("HASS chain", t), m.rates("EAGLE chain", t), strict=True)]
