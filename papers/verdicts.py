@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from . import rows
-from .departures import DEPARTURES, WHY
+from .departures import CAUSES, DEPARTURES, WHY
 from .figures import BESIDE, COMPUTED, FAILS, HOLDS, NOISE, OPEN, PARTLY, Check, verdict
 from .rows import HERE, MODELS, PAPERS, ROWS, Evidence
 
@@ -95,6 +95,8 @@ def page(results: Judged, evidence: Evidence) -> str:
             line = " | ".join((row, claim["finding"], evidence.published_text(row), *cells))
             lines.append(f"| {line} |")
         parts.append("\n".join(lines))
+    causes = "\n".join(f"- **{row}**: {words}." for row, words in CAUSES.items())
+    parts.append(f"## Why rows fail\n\n{causes}")
     used = sorted({note for row in ROWS.values() for notes in row.notes.values() for note in notes})
     for title, words in (("Departures", DEPARTURES), ("Not run", WHY)):
         parts.append(f"## {title}\n\n" + "\n".join(f"- **{x}**: {words[x]}." for x in used if x in words))

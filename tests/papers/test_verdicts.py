@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from outrider.bench.document import Depth, Estimate, RoundTime, RunInfo
-from papers import contexts, rows, runs, verdicts
+from papers import contexts, departures, rows, runs, verdicts
 from papers import figures as fig
 from papers.document import Cell, DistributionTest, Document, Mean, Memory, Position, Quality, Reliability
 from papers.figures import COMPUTED, FAILS, HOLDS, NOISE, OPEN, PARTLY, Check, Figure
@@ -113,6 +113,12 @@ def under_ours(evidence: Evidence) -> Evidence:
         ]
         results[file] = {**results[file], "runs": runs}
     return replace(evidence, results=results)
+
+
+def test_causes_are_given_of_rows_that_fail(evidence: Evidence) -> None:
+    by = verdicts.judged(evidence)
+    failing = {row for row, models in by.items() if FAILS in {c.outcome for c in models.get("SmolLM2", ((), ()))[0]}}
+    assert failing == departures.CAUSES.keys()
 
 
 # -- every judge flips -------------------------------------------------------------------------------------------------
