@@ -187,9 +187,13 @@ class Measured:
         return [of_depth(depth) for depth in row.depths[:5]]
 
     def same_text(self, t: float, older: str) -> Check:
-        """The statement that every text under `coupled` is plain decoding's: of the paper's study, or an older one."""
-        file = self.study if self.study in self.evidence.results else older
-        means = [m for m in self.at(file).pooled if m.temperature == t and m.compared]
+        """The statement that every text under `coupled` is plain decoding's: of the paper's study, or of an older one
+        that compares more texts."""
+        there = [file for file in (self.study, older) if file in self.evidence.results]
+        by = {f: [m for m in self.evidence.results[f].pooled if m.temperature == t and m.compared] for f in there}
+        file = max(there, key=lambda f: sum(m.compared for m in by[f]), default=older)
+        self.at(file)
+        means = by[file]
         if not means:
             raise Missing(f"{file} compares no texts at T = {t:g}")
         least = min(means, key=lambda m: m.same_text / m.compared)
