@@ -31,7 +31,7 @@ GROUP = 8  # texts decoded together
 def drafters(model: str) -> list[str]:
     """Those of every model, and the network that ships for this one: alone, and with a drafter of text beside it."""
     network = names.find(model).drafter.rpartition("+")[2].strip()
-    return list(dict.fromkeys([*DRAFTERS, network, f"suffix+{network}"]))
+    return [*DRAFTERS, network, f"suffix+{network}"] if ":" in network else [*DRAFTERS]
 
 
 def plan(group: int, drafters: list[str]) -> tuple[str, float, int]:
