@@ -64,5 +64,5 @@ CAUSES = {  # of rows with a statement that fails
         "tokens a round gain as in the paper (1.83 against 1.55); the passes over 39 to 49 nodes take 2.6 to "
         "3.9 plain passes on two cores, where on a GPU they take about one"
     ),
-    "Ma-T5": ("as Ma-T4: the time of a pass grows with the shape's nodes here"),
+    "Ma-T5": "as Ma-T4: the time of a pass grows with the shape's nodes here",
 }

@@ -41,6 +41,10 @@ papers, digits say why statements were not run ([below](#departures)).
 """
 
 
+READING = """Of SmolLM2. Figures are of the stored runs; the causes are our reading of them, which no run of its own has
+tested."""
+
+
 def judged(evidence: Evidence) -> dict[str, dict[str, tuple[list[Check], list[str]]]]:
     """(checks, files that were read) of every row, by model."""
     rows.load()
@@ -96,7 +100,7 @@ def page(results: Judged, evidence: Evidence) -> str:
             lines.append(f"| {line} |")
         parts.append("\n".join(lines))
     causes = "\n".join(f"- **{row}**: {words}." for row, words in CAUSES.items())
-    parts.append(f"## Why rows fail\n\n{causes}")
+    parts.append(f"## Why rows fail\n\n{READING}\n\n{causes}")
     used = sorted({note for row in ROWS.values() for notes in row.notes.values() for note in notes})
     for title, words in (("Departures", DEPARTURES), ("Not run", WHY)):
         parts.append(f"## {title}\n\n" + "\n".join(f"- **{x}**: {words[x]}." for x in used if x in words))

@@ -52,27 +52,20 @@ def flat(words: str, rates: list[Figure], wide: float) -> Check:
                  f"a spread of {wide + most - spread:.2f}")  # fmt: skip
 
 
-def stepwise(m: Measured) -> str:
-    """The chain of five, or the dynamic tree of EAGLE's own weights where that alone was run."""
-    return "tree of 16" if m.model == "SmolLM2" and m.study not in m.evidence.results else "chain"
-
-
 @judges("E-T1", SmolLM2="bfw", demo="f3")
 def by_depth(m: Measured) -> Iterator[Statement]:
-    name = stepwise(m)
     for t in (0, 1):
-        yield lambda: higher(f"{name} at T = {t}, 0-alpha over 1-alpha", *m.rates(name, t)[:2])
-        yield lambda: flat(f"{name} at T = {t}", m.rates(name, t), gaps(m, "Table 1"))
+        yield lambda: higher(f"chain at T = {t}, 0-alpha over 1-alpha", *m.rates("chain", t)[:2])
+        yield lambda: flat(f"chain at T = {t}", m.rates("chain", t), gaps(m, "Table 1"))
     yield lambda: beside("0- and 1-alpha at T = 1", *m.rates("chain, coupled", 1)[:2])
 
 
 @judges("E-T2", SmolLM2="bfw", demo="f3")
 def maths(m: Measured) -> Iterator[Statement]:
-    name = stepwise(m)
-    yield lambda: higher(f"tau of the {name} on GSM8K, T = 0 over T = 1", *(tau_of(m, name, t) for t in (0, 1)))
+    yield lambda: higher(f"tau of the chain on GSM8K, T = 0 over T = 1", *(tau_of(m, "chain", t) for t in (0, 1)))
     for t in (0, 1):
-        yield lambda: higher(f"{name} on GSM8K at T = {t}, 0-alpha over 1-alpha", *maths_rates(m, name, t)[:2])
-        yield lambda: flat(f"{name} on GSM8K at T = {t}", maths_rates(m, name, t), gaps(m, "Table 2"))
+        yield lambda: higher(f"chain on GSM8K at T = {t}, 0-alpha over 1-alpha", *maths_rates(m, "chain", t)[:2])
+        yield lambda: flat(f"chain on GSM8K at T = {t}", maths_rates(m, "chain", t), gaps(m, "Table 2"))
 
 
 def on_maths(m: Measured, name: str, t: float) -> Cell:

@@ -14,8 +14,6 @@ METHODS = {
 }
 CHANGES: dict[str, Any] = {}
 USES = {
-    "SmolLM2": merged(
-        sources("smollm2", {"EAGLE, 16 nodes": "EAGLE, 16 nodes"}), sources("smollm2_taus", {"tree of 16": "EAGLE"})
-    ),
+    "SmolLM2": merged(sources("smollm2", {"EAGLE, 16 nodes": "EAGLE, 16 nodes"})),
     "demo": merged(sources("drafters", {"chain": "EAGLE chain", "tree": "EAGLE tree"})),
 }

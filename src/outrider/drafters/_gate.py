@@ -8,9 +8,8 @@ advances g tokens further than with the cheap drafts, they pay where
     sum over rows of g  >  rows * rate * (s + p)
 
 with `Budget.rate`, the tokens per second of a row as things are. g is learned by the chance that the row's cheap draft
-has the next token. Networks that do not pay are tried when the ledger is at zero; at a batch size
-(its nearest power of two) that is new they draft until SETTLING drafts were timed, or a disturbed start would keep them
-from being timed again for long.
+has the next token. Networks that do not pay are tried when the ledger is at zero. At a new batch size (its nearest
+power of two) they draft until SETTLING drafts were timed: a disturbed start would keep them from being timed again.
 """
 
 from __future__ import annotations
