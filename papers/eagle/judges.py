@@ -62,7 +62,7 @@ def by_depth(m: Measured) -> Iterator[Statement]:
 
 @judges("E-T2", SmolLM2="bfw", demo="f3")
 def maths(m: Measured) -> Iterator[Statement]:
-    yield lambda: higher(f"tau of the chain on GSM8K, T = 0 over T = 1", *(tau_of(m, "chain", t) for t in (0, 1)))
+    yield lambda: higher("tau of the chain on GSM8K, T = 0 over T = 1", *(tau_of(m, "chain", t) for t in (0, 1)))
     for t in (0, 1):
         yield lambda: higher(f"chain on GSM8K at T = {t}, 0-alpha over 1-alpha", *maths_rates(m, "chain", t)[:2])
         yield lambda: flat(f"chain on GSM8K at T = {t}", maths_rates(m, "chain", t), gaps(m, "Table 2"))
