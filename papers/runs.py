@@ -41,11 +41,13 @@ class Model:
 SMOLLM2 = Model(
     {
         "eagle": "eagle:papers/eagle/drafter", "hass": "eagle:smollm2/hass", "medusa": "medusa:smollm2/medusa",
-        "chain": "eagle:smollm2/hass", "hydra": "hydra:runs/smollm2/hydra/best",
-        "llm": "model:runs/smollm2/draft-lm/best", "llama": "model:runs/smollm2/draft-lm/best",
-        "mamba": "mamba:runs/smollm2/mamba/best", "other": "mamba:demo/mamba",
+        "chain": "model:runs/smollm2/draft-lm/best", "hydra": "hydra:runs/smollm2/hydra/best",
+        "llm": "model:runs/smollm2/draft-lm/best", "other": "mamba:demo/mamba",
+        "llama": "model:runs/smollm2/draft-lm/best", "small llama": "model:runs/smollm2/draft-lm-small/best",
+        "mamba": "mamba:runs/smollm2/mamba/best", "small mamba": "mamba:runs/smollm2/mamba-small/best",
         "equal hass": "eagle:runs/smollm2/ablations/hass_as_published/best",
         "equal eagle": "eagle:runs/smollm2/ablations/eagle_as_published/best",
+        "beta hass": "eagle:runs/smollm2/ablations/hass_beta-0.5/best",
     },
     Study(
         "smollm2", weights="full", temperatures=(0.0, 1.0), tokens=128, limit=30, batch_sizes=(5,), data=EVAL, peers=(),

@@ -27,6 +27,7 @@ BUDGET = 8_000_000  # tokens read in training, epochs counted
 GPU, WARMUP = torch.cuda.is_available(), 200
 ROWS, LENGTH, FASTER = (5, 1536, 2.2) if GPU else (1, 512, 1.0)  # of a step; times the rate of steps of one row
 VOCAB = "draft_vocab=8192"
+SMALL = "-small"  # of a draft model, for the papers' rows about sizes
 PLACES = {"eagle": ROOT / "papers" / "eagle" / "drafter"}  # of those that no user needs
 PAPER = ["cls=0.1", "noise=0.1", "inputs=feature+shifted", "linear=true"]  # EAGLE's own inputs and losses
 # method: peak learning rate, options. All have been tried in steps of one row.
@@ -38,6 +39,8 @@ METHODS: dict[str, tuple[float, list[str]]] = {
     "eagle3": (5e-4, [VOCAB, f"passes={4 if GPU else 2}"]),  # the paper has seven, each as long again
     "draft-lm": (2e-3, [VOCAB, "hidden=192", "layers=2", "heads=3"]),
     "mamba": (2e-3, [VOCAB, "hidden=192", "layers=4"]),
+    f"draft-lm{SMALL}": (2e-3, [VOCAB, "hidden=96", "layers=1", "heads=3"]),
+    f"mamba{SMALL}": (2e-3, [VOCAB, "hidden=96", "layers=2"]),
     "block": (3e-4, [VOCAB, "taps=2,15,27,-1"]),  # EAGLE-3's layers, so that they share kept features, and the last one
 }
 
@@ -55,13 +58,13 @@ def main() -> None:
     if not answers:
         raise SystemExit(f"there are no answers in {a.work}; run recipes.smollm2.data or recipes.smollm2.answers first")
     rate, options = METHODS[a.method]
-    if a.ship and a.method in ("draft-lm", "mamba"):
+    if a.ship and a.method.startswith(("draft-lm", "mamba")):
         raise SystemExit(f"a draft model is a stock model: copy its folder {a.work / a.method / 'best'}")
     if a.ship:
         ship(a.method, a.work / a.method, len([line for file in answers for line in file.open("rb")]))
         return
     steps = a.tokens // (ROWS * LENGTH)
-    command = [sys.executable, "-m", "outrider.cli", "train", a.method, a.target]
+    command = [sys.executable, "-m", "outrider.cli", "train", a.method.removesuffix(SMALL), a.target]
     if GPU:
         command += ["--bf16", "--dtype", "bfloat16"]
     else:

