@@ -118,8 +118,8 @@ def read(name: str) -> Any:
 class Measured:
     """What was measured of one model for one paper.
 
-    A name stands for the same name in the paper's own study, under the paper's rule; or for what `uses` says. "X,
-    coupled" is X under our rule, which at T = 0 is every rule.
+    A name stands for the same name in the paper's own study, under the paper's rule, then in its run with times; or for
+    what `uses` says. "X, coupled" is X under our rule, which at T = 0 is every rule.
     """
 
     evidence: Evidence
@@ -143,8 +143,8 @@ class Measured:
 
     def find(self, name: str, t: float, of: str = "tau", batch: int = 1) -> tuple[str, Mean]:
         """(file, mean over all prompts) of a name, the first source that has the figure `of`."""
-        own = [Source(self.study, name, (t,))]
-        own += [Source(self.study, f"{name}, coupled", (t,))] if t == 0 else []
+        names = (name, f"{name}, coupled") if t == 0 else (name,)
+        own = [Source(file, each, (t,)) for file in (self.study, self.study + SPEEDS) for each in names]
         for source in (*own, *self.uses.get(name, ())):
             if t not in source.temperatures or source.file not in self.evidence.results:
                 continue
@@ -250,6 +250,7 @@ def of_depth(depth: Depth) -> Figure:
     return Figure.share(depth.accepted, depth.tested) if depth.rate.low is None else Figure.of(depth.rate)
 
 
+SPEEDS = "_speeds"  # of the file of a study that ran one row at a time on a quiet machine
 COUNTED = ("tau", "alpha", "nodes")  # that a batch does not change
 
 

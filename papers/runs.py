@@ -2,7 +2,7 @@
 
 A paper's `runs.py` names its METHODS as templates over a model's drafters; `study` makes a grid of them. Drafters that
 are not there are left out, with the command that makes them. What is counted (tokens, rounds, acceptance) does not
-depend on the clock; times are kept only of a run on a quiet machine (`--quiet`).
+depend on the clock. A run on a quiet machine (`--quiet`) has one row at a time, and a file of its own with its times.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .measure import Study
 from .measure import run as measure
 
 EVAL = str(rows.ROOT.parent / "shared" / "data" / "eval")  # the papers' prompts
-TRAIN = "python -m recipes.smollm2.answers --unpack && python -m recipes.smollm2.train"
+TRAIN = "python -m recipes.smollm2.answers --unpack && python -m recipes.smollm2.train {} --tokens 2000000"
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Model:
     """A target and its drafters by the names of templates.
 
     Args:
-        drafters: SPECs. Those with a folder are left out where it is missing.
+        drafters: SPECs, and a draft tree. Those with a folder are left out where it is missing.
         study: the grid's model, tasks, prompts and tokens.
         made: what makes a drafter that is not in the repository.
     """
@@ -41,7 +41,8 @@ class Model:
 SMOLLM2 = Model(
     {
         "eagle": "eagle:papers/eagle/drafter", "hass": "eagle:smollm2/hass", "medusa": "medusa:smollm2/medusa",
-        "chain": "model:runs/smollm2/draft-lm/best", "hydra": "hydra:runs/smollm2/hydra/best",
+        "medusa's tree": "papers/medusa/tree.json",
+        "ngrams": "ngram:../shared/data/train/classic_books_en.txt", "hydra": "hydra:runs/smollm2/hydra/best",
         "llm": "model:runs/smollm2/draft-lm/best", "other": "mamba:demo/mamba",
         "llama": "model:runs/smollm2/draft-lm/best", "small llama": "model:runs/smollm2/draft-lm-small/best",
         "mamba": "mamba:runs/smollm2/mamba/best", "small mamba": "mamba:runs/smollm2/mamba-small/best",
@@ -55,9 +56,12 @@ SMOLLM2 = Model(
         tasks=("mt-bench", "humaneval", "gsm8k", "alpaca", "cnn-dm@600", "natural-questions"),
     ),
     {
-        **{name: f"{TRAIN} {method}" for name, method in (
-            ("hydra", "hydra"), ("llm", "draft-lm"), ("llama", "draft-lm"), ("mamba", "mamba"))},
-        **{f"equal {x}": f'python -m papers.ablations.smollm2 "{x} as published"' for x in ("hass", "eagle")},
+        **{name: TRAIN.format(method) for name, method in (
+            ("hydra", "hydra"), ("llm", "draft-lm"), ("llama", "draft-lm"), ("mamba", "mamba"),
+            ("small llama", "draft-lm-small"), ("small mamba", "mamba-small"))},
+        **{name: f'python -m papers.ablations.smollm2 "{training}"' for name, training in (
+            ("equal hass", "hass as published"), ("equal eagle", "eagle as published"),
+            ("beta hass", "hass beta=0.5"))},
     },
 )  # fmt: skip
 DEMO = Model(
@@ -67,10 +71,12 @@ DEMO = Model(
         "equal eagle": "eagle:demo",
         "equal hass": "eagle:demo/hass",
         "medusa": "medusa:demo",
-        "chain": "model",
+        "medusa's tree": "greedy63",
+        "ngrams": "ngram",
         "hydra": "hydra:demo",
         "llm": "model",
         "llama": "model:demo/llama",
+        "small llama": "model:demo/llama",
         "mamba": "mamba:demo/mamba",
     },
     Study("demo", temperatures=(0.0, 1.0), tokens=64, limit=13, batch_sizes=(3,), peers=(), explain=False),
@@ -110,12 +116,14 @@ def commit() -> str:
 
 
 def run(paper: str, model: str, quiet: bool, without: tuple[str, ...] = (), **changes: Any) -> None:
-    """Run a paper's study of a model, and store its report without times unless the machine is quiet."""
+    """Run a paper's study of a model, and store its report without times; or on a quiet machine one row at a time, and
+    store that with times beside it."""
     grid, lacks = study(paper, model, without)
     for name in lacks:
         how = MODELS[model].made.get(name)
         print(f"{model} has no {name}; {how or 'none is known'}", file=sys.stderr)
-    name = f"{paper}_{model.lower()}"
+    name = f"{paper}_{model.lower()}{rows.SPEEDS if quiet else ''}"
+    grid = replace(grid, batch_sizes=(1,)) if quiet else grid
     grid = replace(grid, out=studies.RUNS / name, **{key: value for key, value in changes.items() if value is not None})
     document = measure(grid)
     lines = (Path(grid.out) / "samples.jsonl").read_text(encoding="utf-8").splitlines()

@@ -1,8 +1,7 @@
 """Every study behind docs/results.md, a run of `outrider bench` each: `python -m papers.studies [NAME ...]`.
 
 Samples and report of a run lie in runs/bench/NAME, and it resumes. What the pages are made of goes to
-papers/results/NAME.json: the same report without what no page shows. `reproduction.BEFORE` says what some studies
-want to find.
+papers/results/NAME.json: the same report without what no page shows.
 """
 
 from __future__ import annotations
@@ -156,6 +155,14 @@ SHORT = tuple(task for task in REAL_TASKS if not task.startswith("cnn-dm"))  # w
 COUNTED = replace(PAPERS, tokens=32, tasks=SHORT, peers=(), explain=False)  # tokens and rounds, no clock
 BASE = Study("demo", tokens=32)
 SIZES = ("8x4", "16x6", "32x7", "64x8")
+# Medusa-2 learns from documents; or from what the target wrote to 720 questions, by self-distillation:
+#   python -m papers.ablations.demo --own
+#   outrider train medusa2 demo --data runs/demo/own/answered.jsonl --out runs/demo/medusa2-distilled --bf16 --lr 1e-3
+#     --steps 240 --rows 4 --length 512 --warmup 20 --option heads=4 --option heads_only=60 --option ramp=60
+#     --option distil=true
+MEDUSA2 = {"medusa2": "runs/demo/medusa2/best", "medusa2_distilled": "runs/demo/medusa2-distilled/best"}
+MIXTURE = "runs/demo/ablations/eagle_on_a_mixture_of_experts"
+MIXED = replace(BASE, tokens=64, limit=11, peers=(), explain=False)
 OWN = replace(BASE, tokens=64, limit=2, repeats=3)  # of the engine itself, beside transformers' own
 STUDIES: dict[str, Study | Callable[[], Study]] = {
     "smollm2": replace(PAPERS, drafters=REAL, temperatures=(0.0, 0.6, 1.0), limit=5, peers=(
@@ -170,6 +177,10 @@ STUDIES: dict[str, Study | Callable[[], Study]] = {
                                  drafters=("lookup", "suffix", "lookup and suffix=lookup + suffix",
                                            f"suffix and EAGLE-3={DEFAULT}", f"EAGLE-3={SHIPS}"),
                                  budgets=("16x6", "auto"), temperatures=(0.0,), limit=4, keep_loops=True),
+    # EAGLE as its table of batches has it: a tree and a chain that fit the rows side by side.
+    "eagle_batches": replace(PAPERS, drafters=(f"tree={EAGLE}?scale=1@4x3", f"chain={EAGLE}?tree=chain@3x2"),
+                             batch_sizes=(1, 2, 4, 8, 16, 32), temperatures=(0.0,), limit=32, peers=(), explain=False,
+                             tasks=("mt-bench", "gsm8k")),
     "smollm2_variants": replace(PAPERS, drafters=(f"HASS={SMOL_HASS}",), temperatures=(0.0,), explain=False,
                                 variants=("eager", "plain", "int8", "native")),
     "smollm2_findings": replace(COUNTED, drafters=FOUND),
@@ -209,8 +220,12 @@ STUDIES: dict[str, Study | Callable[[], Study]] = {
                        rules=("coupled", *TYPICAL), limit=3),
     "ladder": replace(BASE, drafters=tuple(f"{name}={MEDUSA}?{tree}@16x4" for name, tree in LADDER.items()), limit=9,
                       temperatures=(0.0, 1.0), keep_loops=True, judge="demo", peers=()),
-    "medusa2": replace(BASE, model="runs/demo/medusa2/target", drafters=("Medusa-2=medusa:runs/demo/medusa2@16x4",),
-                       tasks=("demo",), limit=9, temperatures=(0.0, 1.0), keep_loops=True, judge="demo", peers=()),
+    **{name: replace(BASE, model=f"{heads}/target", drafters=(f"Medusa-2=medusa:{heads}@16x4",),
+                     tasks=("demo",), limit=9, temperatures=(0.0, 1.0), keep_loops=True, judge="demo", peers=())
+       for name, heads in MEDUSA2.items()},
+    # EAGLE on the demo target and on the mixture that `papers.ablations.moe` makes of it, the same trainings of both.
+    "dense": replace(MIXED, drafters=("EAGLE=eagle:runs/demo/ablations/eagle/best?scale=1@16x6",)),
+    "mixture": replace(MIXED, model=f"{MIXTURE}/target", drafters=(f"EAGLE=eagle:{MIXTURE}/best?scale=1@16x6",)),
     "mamba": replace(BASE, drafters=MAMBAS, temperatures=(0.0, 1.0), limit=13, peers=()),
     "mamba_calibration": replace(BASE, drafters=tuple(f"{label}={CHAINS[f'{kind} 1.5M']}" for label, kind in (
                                      ("mamba", "Mamba"), ("transformer", "Llama"))), budgets=("16x6",),

@@ -109,6 +109,7 @@ def main() -> None:
         training, rest = split(text)
         about = learn(HFTarget(net), pack(training, 512), pack(rest[:64], 512))
         net.save_pretrained(place)
+        tokenizer.save_pretrained(place)
         (place / "about.json").write_text(json.dumps(about), encoding="utf-8")
     about = json.loads((place / "about.json").read_text(encoding="utf-8"))
     model = HFTarget(MixtralForCausalLM.from_pretrained(place, dtype=torch.float32))

@@ -14,6 +14,5 @@ METHODS = {
 }
 CHANGES: dict[str, Any] = {}
 USES = {
-    "SmolLM2": merged(sources("smollm2", {"EAGLE, 16 nodes": "EAGLE, 16 nodes"})),
     "demo": merged(sources("drafters", {"chain": "EAGLE chain", "tree": "EAGLE tree"})),
 }

@@ -14,7 +14,8 @@ METHODS = {
     "EAGLE-2": "{equal eagle}?scale=1@26x5@rejection",
     "HASS chain": "{equal hass}?tree=chain@6x5@rejection",
     "EAGLE chain": "{equal eagle}?tree=chain@6x5@rejection",
+    "beta 0.5 chain": "{beta hass}?tree=chain@6x5@rejection",
 }
-CHANGES: dict[str, Any] = {"SmolLM2": {"batch_sizes": (1,)}}  # one row's speed
+CHANGES: dict[str, Any] = {}
 NAMES = {"HASS": "HASS", "EAGLE-2": "EAGLE-2", "HASS chain": "HASS chain", "EAGLE chain": "EAGLE chain"}
 USES = {"demo": merged(sources("drafters", NAMES))}

@@ -15,6 +15,7 @@ BANDIT = f"{' '.join(SHAPES)} paper"
 METHODS = {
     **{f"{name}, chain": f"{{{name.lower()}}}@{LINE}@rejection" for name in ("Mamba", "Llama")},
     **{f"{name}, {shape}": f"{{{name.lower()}}}@{shape}@rejection" for name in ("Mamba", "Llama") for shape in SHAPES},
+    **{f"small {name}, chain": f"{{small {name.lower()}}}@{LINE}@rejection" for name in ("Mamba", "Llama")},
     "Mamba, bandit": f"{{mamba}}@{BANDIT}@rejection",
     "Mamba, chain, coupled": f"{{mamba}}@{LINE}",
     "Mamba, tree": "{mamba}?scale=1@16x6@rejection",

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from ..figures import ONE, Check, Figure, higher, least, mean
 from ..rows import Measured, Missing, Statement, computed_by, judges
-from .runs import METHODS, RUNGS
+from .runs import DENSE, RUNGS
 
 CODE = ("humaneval", "stdlib", "algorithms", "tldr")  # Python, its library, algorithms, shell commands
 
@@ -30,11 +30,13 @@ computed_by("M-arch", "tests/models/test_medusa.py::test_network")
 computed_by("M-tree", "tests/unit/test_tree.py::test_templates")
 
 
-@judges("M-ladder", studies={"demo": "ladder medusa2"}, SmolLM2="c5", demo="i")
+@judges("M-ladder", studies={"demo": "ladder medusa2 medusa2_distilled"}, SmolLM2="c5", demo="i")
 def ladder(m: Measured) -> Iterator[Statement]:
     for of in ("tau", "speedup"):
         for a, b in pairwise(RUNGS):
             yield lambda: higher(f"{of} at T = 0, {b} over {a}", m(b, 0, of), m(a, 0, of))
+    yield lambda: higher(f"tau at T = 0, Medusa-2 by self-distillation over {RUNGS[-2]}",
+                         m("self-distilled", 0), m(RUNGS[-2], 0))  # fmt: skip
 
 
 @judges("M-sizes", studies={"SmolLM2": "smollm2", "demo": "drafters"}, SmolLM2="c5", demo="i5")
@@ -52,10 +54,10 @@ def categories(m: Measured) -> Iterator[Statement]:
 
 @judges("M-sparse", SmolLM2="c3", demo="3")
 def sparse(m: Measured) -> Iterator[Statement]:
-    dense = [name for name in METHODS if name.startswith("dense tree")]
     for t in (0, 1):
-        for name in dense:
-            yield lambda: higher(f"tau at T = {t}, sparse tree over {name}", m("sparse tree", t), m(name, t))
+        for shape, n in DENSE.items():
+            yield lambda: higher(f"tau at T = {t}, {n} nodes each, sparse over dense tree {shape}",
+                                 m(f"sparse tree of {n}", t), m(f"dense tree {shape}", t))  # fmt: skip
 
 
 @judges("M-treesize", SmolLM2="ce3", demo="e3")

@@ -67,7 +67,7 @@ def of_t5(cell: Cell, promised: theory.Comparison) -> Check:
     )
 
 
-@judges("L-38", studies={"SmolLM2": "smollm2", "demo": "t5"}, SmolLM2="d", demo="q")
+@judges("L-38", studies={"demo": "t5"}, demo="q")
 def promised(m: Measured) -> Iterator[Statement]:
     if m.model == "demo":
         speeds = [
@@ -76,17 +76,17 @@ def promised(m: Measured) -> Iterator[Statement]:
             if c.rule == "rejection"
         ]
     else:
-        speeds = [(f"gamma {gamma}, T = 0", *of_chain(m, gamma)) for gamma in (1, 2)]
+        speeds = [(f"gamma {gamma}, T = 0", *of_chain(m, gamma)) for gamma in (1, 2, *GAMMAS)]
     for words, speed, promise in speeds:
         yield lambda: close(f"speed-up of a chain as promised, {words}", Figure.of(speed), promise)
 
 
 def of_chain(m: Measured, gamma: int) -> tuple[Estimate | None, float]:
     """A chain's speed-up and what Theorem 3.8 promised of its acceptance and times."""
-    plain, row = (m.find(name, 0, "speedup")[1] for name in ("none", f"chain of {gamma}"))
+    (file, plain), (_, row) = (m.find(name, 0, "speedup") for name in ("none", f"chain of {gamma}"))
     if not (plain.round_ms and row.round_ms and row.alpha and row.speedup):
         raise Missing("the chains' times are not stored")
-    m.at("smollm2")
+    m.at(file)
     c = row.round_ms.draft / gamma / plain.round_ms.verify
     return row.speedup, theory.speedup(row.alpha.value, gamma, c)
 

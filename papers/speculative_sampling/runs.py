@@ -1,28 +1,20 @@
-"""Chains of a draft model under `rejection`, as the papers have them, and n-grams; our rule beside."""
+"""Chains of a draft model under `rejection`, as the papers have them, and n-grams; our rule beside.
+
+SmolLM2's tasks are the papers': translation of WMT14 (as Spec-Bench has it), summaries of CNN/DM and XSum, HumanEval.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
-from ..rows import merged, sources
-
-METHODS = {
-    **{f"chain of {n}": f"{{chain}}?tree=chain@{n + 1}x{n}@rejection" for n in (3, 5, 7)},
-    **{f"chain of {n}, coupled": f"{{chain}}?tree=chain@{n + 1}x{n}" for n in (3, 5)},
-    "smaller draft model": "{llama}?tree=chain@6x5@rejection",
-    "unigrams": "ngram?n=1@1,1,1,1,1@rejection",
-    "bigrams": "ngram?n=2@1,1,1,1,1@rejection",
-    "sampled tree": "{chain}@3,2,1@rejection",
-}
-CHANGES: dict[str, Any] = {}
 GAMMAS = (3, 5, 7)
-SPEEDS = {"none": "none", **{f"chain of {n}": f"HASS chain of {n}" for n in (1, 2)}}
-OLD = {"chain of 3": "HASS chain, 4x3, rejection", "chain of 5": "HASS chain, 6x5, rejection", "unigrams": "unigrams",
-       "bigrams": "bigrams"}  # fmt: skip
-COLD = {"chain of 3": "HASS chain, 4x3, coupled", "chain of 5": "HASS chain, 6x5, coupled"}
-USES = {
-    "SmolLM2": merged(
-        sources("smollm2_findings", OLD, 1.0), sources("smollm2_findings", COLD), sources("smollm2", SPEEDS),
-        sources("smollm2_findings", {name: OLD[name] for name in ("unigrams", "bigrams")}),
-    )
-}  # fmt: skip
+METHODS = {
+    **{f"chain of {n}": f"{{llm}}?tree=chain@{n + 1}x{n}@rejection" for n in (1, 2, *GAMMAS)},
+    **{f"chain of {n}, coupled": f"{{llm}}?tree=chain@{n + 1}x{n}" for n in (3, 5)},
+    "smaller draft model": "{small llama}?tree=chain@6x5@rejection",
+    "unigrams": "{ngrams}?n=1@1,1,1,1,1@rejection",
+    "bigrams": "{ngrams}?n=2@1,1,1,1,1@rejection",
+    "sampled tree": "{llm}@3,2,1@rejection",
+}
+TASKS = ("spec-bench/translation", "cnn-dm@600", "xsum@600", "humaneval", "gsm8k", "mt-bench")
+CHANGES: dict[str, Any] = {"SmolLM2": {"tasks": TASKS}}

@@ -17,6 +17,7 @@ from papers.document import Cell, DistributionTest, Document, Mean, Memory, Posi
 from papers.figures import COMPUTED, FAILS, HOLDS, NOISE, OPEN, PARTLY, Check, Figure
 from papers.formulas import Comparison, expected_tokens, speedup
 from papers.mamba.judges import NAMES
+from papers.medusa.runs import DENSE
 from papers.reliability import Bin
 from papers.rows import ROWS, Evidence
 
@@ -133,7 +134,7 @@ class World:
         self.paper, self.good = paper, good
         module = __import__(f"papers.{paper}.runs", fromlist=["METHODS", "USES"])
         uses = [name for table in getattr(module, "USES", {}).values() for name in table]
-        self.names = list(dict.fromkeys([*module.METHODS, *uses, "none", "chain of 1", "chain of 2", "sparse tree",
+        self.names = list(dict.fromkeys([*module.METHODS, *uses, "none", "chain of 1", "chain of 2",
                                          "Medusa-2", "EAGLE, 16 nodes", "1 nodes", "2 nodes"]))  # fmt: skip
 
     def tau(self, name: str, t: float) -> float:
@@ -152,7 +153,7 @@ class World:
                 speed = tau / 2 if self.good else 0.4 + tau / 9
                 if self.paper == "speculative_sampling" and gamma:
                     tau = expected_tokens(alpha, gamma) * (1 if self.good else 0.7)
-                    speed = speedup(alpha, gamma, 0.2 / gamma) if self.good and gamma < 3 else speed
+                    speed = speedup(alpha, gamma, 0.2 / gamma) if self.good else speed
                 depths = [Depth(i + 1, 999, 500, around(r)) for i, r in enumerate(self.depths(name))]
                 same = 9 if self.good else 8
                 row: dict[str, Any] = {
@@ -236,8 +237,9 @@ LEVELS: dict[str, Level] = {
     "speculative_sampling": ordered(
         "chain of 7", "chain of 5", "chain of 3", "smaller draft model", "bigrams", "unigrams"
     ),
-    "medusa": ordered("Medusa-2", "60 nodes", "16 nodes", "sparse tree", "Medusa", "dense tree", "typical, low",
-                      "typical, high", "4 nodes", "heads as a chain", "1 nodes"),
+    "medusa": ordered("Medusa-2", "self-distilled", "60 nodes", "16 nodes", *(f"sparse tree of {n}" for n in (11, 15, 16, 21, 23)),
+                      "Medusa", *(f"dense tree {shape}" for shape in DENSE), "typical, low", "typical, high",
+                      "4 nodes", "heads as a chain", "1 nodes"),
     "eagle": ordered("tree", "EAGLE, 16 nodes", "chain", "none"),
     "eagle2": of_sizes,
     "hass": ordered("HASS", "HASS chain", "EAGLE-2", "EAGLE chain"),
@@ -302,7 +304,11 @@ def planted(paper: str, good: bool) -> dict[str, Any]:
         "smollm2_ablations": trainings(good),
         **contexts_(good),
     }
-    results |= {"smollm2": report, "medusa2": report, "ladder": report, "drafters": report}
+    older = ("smollm2", "medusa2", "medusa2_distilled", "ladder", "drafters")
+    results |= dict.fromkeys(older, report)
+    for file, speed in (("dense", 2.0), ("mixture", 1.5 if good else 2.5)):
+        made = Mean(0.0, 1, "EAGLE", speedup=around(speed))
+        results[file] = Document(RunInfo("planted"), pooled=[made, replace(made, temperature=1.0)])
     results["t5"] = of_t5(good)
     results |= variants(good)
     return results
@@ -337,7 +343,7 @@ def variants(good: bool) -> dict[str, Document]:
     return {
         "smollm2_variants": grid("HASS", ("", ", native")),
         "variants": grid("HASS, 16x6", ("", ", eager+int8")),
-        "smollm2_batches": batched("HASS, 4 nodes", "HASS chain of 2"),
+        "eagle_batches": batched("tree", "chain"),
         "batches": batched("HASS", "HASS chain"),
     }
 
