@@ -237,8 +237,9 @@ LEVELS: dict[str, Level] = {
     "speculative_sampling": ordered(
         "chain of 7", "chain of 5", "chain of 3", "smaller draft model", "bigrams", "unigrams"
     ),
-    "medusa": ordered("Medusa-2", "self-distilled", "60 nodes", "16 nodes", *(f"sparse tree of {n}" for n in (11, 15, 16, 21, 23)),
-                      "Medusa", *(f"dense tree {shape}" for shape in DENSE), "typical, low", "typical, high",
+    "medusa": ordered("Medusa-2", "self-distilled", "60 nodes", "16 nodes",
+                      *(f"sparse tree of {n}" for n in (11, 15, 16, 21, 23)), "Medusa",
+                      *(f"dense tree {shape}" for shape in DENSE), "typical, low", "typical, high",
                       "4 nodes", "heads as a chain", "1 nodes"),
     "eagle": ordered("tree", "EAGLE, 16 nodes", "chain", "none"),
     "eagle2": of_sizes,
