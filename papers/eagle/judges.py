@@ -12,22 +12,20 @@ from ..rows import Measured, Missing, Statement, judges, of_depth
 
 SIZES = ((4096, 32, 32, 11008), (5120, 40, 40, 13824), (6656, 52, 52, 17920), (8192, 64, 8, 28672))  # 7B, 13B, 33B, 70B
 MATHS = ("gsm8k", "demo/gsm8k")
-TREE = {"SmolLM2": "EAGLE, 16 nodes", "demo": "tree"}  # whose speed is stored
 
 
-@judges("E-F1, E-F2", studies={"SmolLM2": "smollm2", "demo": "drafters"}, SmolLM2="bhk5", demo="i5")
+@judges("E-F1, E-F2", studies={"demo": "drafters"}, SmolLM2="bw", demo="i5")
 def gains(m: Measured) -> Iterator[Statement]:
-    name = TREE[m.model]
     for t in (0, 1):
-        yield lambda: least(f"speed-up of {name} at T = {t}, above 1", m(name, t, "speedup"), 1.0)
-    yield lambda: higher(f"speed-up of {name}, T = 0 over T = 1", m(name, 0, "speedup"), m(name, 1, "speedup"))
+        yield lambda: least(f"speed-up of the tree at T = {t}, above 1", m("tree", t, "speedup"), 1.0)
+    yield lambda: higher("speed-up of the tree, T = 0 over T = 1", m("tree", 0, "speedup"), m("tree", 1, "speedup"))
 
 
-@judges("E-F8", SmolLM2="bkw5", demo="3")
+@judges("E-F8", SmolLM2="bw", demo="3")
 def tasks(m: Measured) -> Iterator[Statement]:
     for t in (0, 1):
         yield lambda: by_kind(m, "tree", t, "tau")
-        yield lambda: by_kind(m, TREE[m.model], t, "speedup")
+        yield lambda: by_kind(m, "tree", t, "speedup")
 
 
 def gaps(m: Measured, table: str) -> float:
@@ -125,7 +123,7 @@ def together(m: Measured) -> Iterator[Statement]:
         yield lambda: close(f"gain of drafting and {words}, the product of the two", both, alone.value * drafted.value)
 
 
-@judges("E-T5, E-F9", SmolLM2="bw5", demo="35")
+@judges("E-T5, E-F9", SmolLM2="bw", demo="35")
 def tree(m: Measured) -> Iterator[Statement]:
     more, faster = map(float, re.findall(r"\+(\d\.\d)", m.evidence.claims["E-T5, E-F9"]["finding"]))
     for t in (0, 1):
@@ -147,14 +145,14 @@ def inputs(m: Measured) -> Iterator[Statement]:
             yield lambda: m.versus(f"tau at T = {t}, {a} over {b}", runs[a], runs[b], t)
 
 
-@judges("E-T6", studies={"SmolLM2": "smollm2_ablations", "demo": "ablations"}, SmolLM2="bj4", demo="j")
+@judges("E-T6", studies={"SmolLM2": "smollm2_ablations", "demo": "ablations"}, SmolLM2="bj", demo="j")
 def own_data(m: Measured) -> Iterator[Statement]:
     few, words = "eagle of few texts", "the target's own answers over the documents'"
     for t in ("0", "1"):
         yield lambda: m.versus(f"tau at T = {t}, {words}", f"{few} by the target", few, t)
 
 
-@judges("E-T7", studies={"SmolLM2": "eagle_batches", "demo": "batches"}, demo="iu")
+@judges("E-T7", studies={"SmolLM2": "eagle_batches", "demo": "batches"}, SmolLM2="bwx", demo="iu")
 def batches(m: Measured) -> Iterator[Statement]:
     published = m.evidence.published("Table 7; speedup, throughput at the largest batch", m.paper)
     twice = sum(float(row["value"]) for row in published) / len(published)

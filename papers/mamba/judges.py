@@ -48,7 +48,7 @@ def step(cell: Cell) -> float | None:
     return cell.round_ms.draft / (cell.nodes - 1) if cell.round_ms and cell.nodes else None
 
 
-@judges("Ma-F1", studies=CONTEXTS, SmolLM2="2", demo="in")
+@judges("Ma-F1", studies=CONTEXTS, SmolLM2="gw", demo="in")
 def memory_and_time(m: Measured) -> Iterator[Statement]:
     for name in NAMES:
         sizes = over_contexts(m, name, state)
@@ -67,7 +67,7 @@ def peaks(m: Measured) -> Figure:
     return Figure.of((llama[-1] - llama[0]) / (mamba[-1] - mamba[0]), rough=0.1)
 
 
-@judges("Ma-F2", studies={"demo": "mamba"}, SmolLM2="2", demo="a5")
+@judges("Ma-F2", studies={"demo": "mamba"}, SmolLM2="gw", demo="a5")
 def sizes(m: Measured) -> Iterator[Statement]:
     for name in ("small Llama, chain", "Mamba, chain", "Llama, chain"):
         for t in (0, 1):
@@ -78,7 +78,7 @@ def sizes(m: Measured) -> Iterator[Statement]:
             )
 
 
-@judges("Ma-F3", SmolLM2="gh", demo="3")
+@judges("Ma-F3", SmolLM2="ghw", demo="3")
 def reliability(m: Measured) -> Iterator[Statement]:
     for t in (0, 1):
         bins = {name: m.bins(f"{name}, tree", t) for name in ("Llama", "Mamba")}
@@ -118,7 +118,7 @@ def quotient_like(m: Measured, t: float, of: str) -> Check:
     return close(f"{of} at T = {t:g}, Mamba's like EAGLE's", quotient(mamba, eagle), 1.0)
 
 
-@judges("Ma-T2", studies=CONTEXTS, SmolLM2="2", demo="ins")
+@judges("Ma-T2", studies=CONTEXTS, SmolLM2="gsw", demo="ins")
 def long_contexts(m: Measured) -> Iterator[Statement]:
     mamba, eagle = (over_contexts(m, name, state)[-1] for name in ("Mamba", "EAGLE"))
     yield true(
@@ -139,7 +139,7 @@ def taus(m: Measured) -> tuple[Estimate, Estimate]:
     return short, long
 
 
-@judges("Ma-T3", SmolLM2="g2", demo="3")
+@judges("Ma-T3", SmolLM2="gw", demo="3")
 def tokenizer(m: Measured) -> Iterator[Statement]:
     own = "its own" if m.model == "demo" else "Mamba, chain"
     for t in (0, 1):
@@ -153,7 +153,7 @@ def kept(other: Figure, own: Figure) -> Figure:
     return quotient(*(Figure(f.value - 1, f.low - 1, f.high - 1) for f in (other, own)))
 
 
-@judges("Ma-T4", SmolLM2="ag2", demo="a")
+@judges("Ma-T4", SmolLM2="gw", demo="a")
 def tree(m: Measured) -> Iterator[Statement]:
     shape = "Mamba, 3,2,2,1,1"
     for of in ("tau", "tokens_per_second"):
@@ -162,7 +162,7 @@ def tree(m: Measured) -> Iterator[Statement]:
     yield lambda: beside("tau of the chain at T = 1", m("Mamba, chain, coupled", 1), m("Mamba, chain", 1))
 
 
-@judges("Ma-T5", SmolLM2="ag2", demo="a3")
+@judges("Ma-T5", SmolLM2="gw", demo="a3")
 def shapes(m: Measured) -> Iterator[Statement]:
     for of in ("tau", "tokens_per_second"):
         for t in (0, 1):
@@ -178,7 +178,7 @@ def spread(m: Measured, name: str, t: float, of: str) -> Check:
     return close(words, quotient(by_shape[slow], by_shape[fast]), 1.0)
 
 
-@judges("Ma-T6", SmolLM2="g25", demo="5")
+@judges("Ma-T6", SmolLM2="gw", demo="5")
 def bandit(m: Measured) -> Iterator[Statement]:
     for t in (0, 1):
         of = "tokens_per_second"

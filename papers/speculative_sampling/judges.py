@@ -17,7 +17,7 @@ LEVELS = [i / 20 for i in range(1, 20)]  # of alpha, for the shapes of the figur
 ENOUGH = 100_000  # sampled tokens: a bias of 0.0026 in u is seen with a chance of 80 %
 
 
-@judges("L-alg", studies={"demo": "distributions"}, SmolLM2="3", demo="3")
+@judges("L-alg", studies={"demo": "distributions"}, demo="3")
 def rule(m: Measured) -> Iterator[Statement]:
     yield lambda: follows(m)
     for t in (0, 1):
@@ -40,7 +40,7 @@ def follows(m: Measured) -> Check:
     return true(words, low * len(tests) > SIGNS, f"{tokens:,} tokens, least p {low:.3f}", f"{tokens:,} tokens", seen)
 
 
-@judges("L-tau", SmolLM2="d3", demo="q")
+@judges("L-tau", SmolLM2="bw", demo="q")
 def tokens(m: Measured) -> Iterator[Statement]:
     if m.model == "demo" and m.study not in m.evidence.results:
         yield from (of_t5(*row) for row in t5(m) if row[0].rule == "rejection")
@@ -67,7 +67,7 @@ def of_t5(cell: Cell, promised: theory.Comparison) -> Check:
     )
 
 
-@judges("L-38", studies={"demo": "t5"}, demo="q")
+@judges("L-38", studies={"demo": "t5"}, SmolLM2="bw", demo="q")
 def promised(m: Measured) -> Iterator[Statement]:
     if m.model == "demo":
         speeds = [
@@ -132,7 +132,7 @@ def gains(m: Measured) -> Iterator[Statement]:
     yield computed("operations fall with alpha", down)
 
 
-@judges("L-T2", SmolLM2="d23", demo="3")
+@judges("L-T2", SmolLM2="bw", demo="3")
 def temperatures(m: Measured) -> Iterator[Statement]:
     yield lambda: higher("alpha of the chain of 5, T = 0 over T = 1", *(m("chain of 5", t, "alpha") for t in (0, 1)))
     for t in (0, 1):
@@ -143,7 +143,7 @@ def temperatures(m: Measured) -> Iterator[Statement]:
     )
 
 
-@judges("L-T3", SmolLM2="d", demo="3")
+@judges("L-T3", SmolLM2="bw", demo="3")
 def ngrams(m: Measured) -> Iterator[Statement]:
     for t in (0, 1):
         yield lambda: least(f"alpha of unigrams at T = {t}, above 0", m("unigrams", t, "alpha"), 0.0)
