@@ -162,7 +162,7 @@ SIZES = ("8x4", "16x6", "32x7", "64x8")
 #     --option distil=true
 MEDUSA2 = {"medusa2": "runs/demo/medusa2/best", "medusa2_distilled": "runs/demo/medusa2-distilled/best"}
 MIXTURE = "runs/demo/ablations/eagle_on_a_mixture_of_experts"
-MIXED = replace(BASE, tokens=64, limit=11, peers=(), explain=False)
+MIXED = replace(BASE, tokens=64, limit=11, temperatures=(0.0,), peers=(), explain=False)
 OWN = replace(BASE, tokens=64, limit=2, repeats=3)  # of the engine itself, beside transformers' own
 STUDIES: dict[str, Study | Callable[[], Study]] = {
     "smollm2": replace(PAPERS, drafters=REAL, temperatures=(0.0, 0.6, 1.0), limit=5, peers=(

@@ -64,9 +64,9 @@ def steps(m: Measured) -> Iterator[Statement]:
 def beta(m: Measured) -> Iterator[Statement]:
     for t in ("0", "1"):
         yield lambda: m.versus(f"tau at T = {t}, beta 0.5 over 1", "hass beta=0.5", BASE[m.model], t)
-    for t in (0, 1):
-        yield lambda: higher(f"acceptance at the first step, T = {t}, beta 0.5 over 1",
-                             *(m.rates(name, t)[0] for name in ("beta 0.5 chain", "HASS chain")))  # fmt: skip
+    for at in (0, 1):
+        yield lambda: higher(f"acceptance at the first step, T = {at}, beta 0.5 over 1",
+                             *(m.rates(name, at)[0] for name in ("beta 0.5 chain", "HASS chain")))  # fmt: skip
 
 
 @judges("H-step-acc", SmolLM2="bfj", demo="f3")

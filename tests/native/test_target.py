@@ -248,6 +248,28 @@ def test_the_head_and_the_embeddings_are_the_passes_own(target: NativeTarget) ->
     assert np.array_equal(read.logits[:, 1:], last.logits)
 
 
+@pytest.mark.parametrize("way", ["full", "int8"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("name", ["llama", "llama-tied", "phi"])
+def test_logits_of_some_tokens(tmp_path: Path, name: str, dtype: str, way: str) -> None:
+    """As of a draft model that learned to draft these alone: the same bits, whatever tokens are read."""
+    model = build("phi", torch.float32) if name == "phi" else family(name, torch.float32)
+    model.save_pretrained(tmp_path)
+    files, names = open_checkpoint(tmp_path), np.array([96, 3, 50, 4, 7])
+    whole, some = NativeTarget(files, dtype, way), NativeTarget(files, dtype, way, names)
+    assert (whole.vocab, some.vocab) == (97, 5)
+    for taps in ((), TAPS):
+        for a, b in zip(logits(whole, taps), logits(some, taps), strict=True):
+            assert np.array_equal(a[..., names], b)
+
+
+def logits(target: NativeTarget, taps: tuple[int, ...]) -> list[np.ndarray]:
+    """Of two ragged prompts, and of a chain behind each."""
+    session = target.open(8)
+    made = [chunk.output.logits for chunk in session.prefill([text(11, 40), text(12, 7)], taps)]
+    return [*made, session.forward(chain([[1, 96], [3, 95]]), taps).logits]
+
+
 def test_neither_torch_nor_transformers_is_imported(tmp_path: Path) -> None:
     """From a file to a text."""
     family("llama", torch.bfloat16).save_pretrained(tmp_path)

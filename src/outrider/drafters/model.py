@@ -143,22 +143,22 @@ def load(
     check_way(vocab)
     if tokenizer is not None and vocab == "same":
         check_tokenizer(where, tokenizer, tokenizer_of(where))
-    draft, words = _native(where, target, dtype, vocab, weights), None
-    if draft is None and weights in INTEGERS:
+    made = _native(where, target, dtype, vocab, weights)
+    if made is None and weights in INTEGERS:
         raise InputError(f"{weights} weights of a draft model need native passes, which do not serve {where} here")
-    if draft is not None:
-        words = Same(draft.vocab, target.vocab)
-    else:
+    if made is None:
         from ._stock import draft_model
 
-        draft, words = draft_model(where, target, dtype, vocab != "same")
+        made = draft_model(where, target, dtype, vocab != "same")
+    draft, words = made
     if vocab == "same":
         return ModelDrafter(draft, words, growth)
     return across(vocab, where, draft.vocab, target, tokenizer, lambda words: ModelDrafter(draft, words, growth))
 
 
-def _native(where: str, target: Target, dtype: str, vocab: str, weights: str) -> Target | None:
-    """The draft model in passes of our own beside a target that has such; None where torch must serve it.
+def _native(where: str, target: Target, dtype: str, vocab: str, weights: str) -> tuple[Target, Same] | None:
+    """The draft model in passes of our own beside a target that has such, and its words if its tokenizer is the
+    target's; None where torch must serve it.
 
     Its precision is the target's, or its own where the target's passes compute in float32 beside weights of 16 bits:
     this processor has no products of 16 bits then.
@@ -171,6 +171,10 @@ def _native(where: str, target: Target, dtype: str, vocab: str, weights: str) ->
     if dtype == "auto" and not (target.halves and target.precision == "float32"):
         dtype = target.precision
     files = readable(place, "cpu", dtype)
-    if files is None or (vocab == "same" and names_in(files.config) is not None):
+    if files is None:
         return None
-    return NativeTarget(files, dtype, weights_of(weights, place))
+    names = names_in(files.config) if vocab == "same" else None
+    if names is not None and names.max() >= target.vocab:
+        return None  # torch says what is wrong
+    draft = NativeTarget(files, dtype, weights_of(weights, place), names)
+    return draft, Same(files.description.vocab, target.vocab, names)

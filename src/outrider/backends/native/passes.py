@@ -135,7 +135,7 @@ class Forward:
         if embeds is None and table.plain is not None:
             return {
                 "tokens": ffi.from_buffer("int64_t[]", tokens), "embeddings": table.address,
-                "embedding_rows": model.vocab, "hidden_states": address(states_buffer),
+                "embedding_rows": table.shape[0], "hidden_states": address(states_buffer),
             }  # fmt: skip
         made = table.rows(tokens.reshape(-1)) if embeds is None else as_float(embeds)
         if embeds is None and table.scale and self.dtype == np.uint16:

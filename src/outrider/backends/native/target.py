@@ -38,6 +38,7 @@ class NativeTarget(Target):
         checkpoint: its files.
         dtype: "auto" (bfloat16 for files of that or of quantised weights, else float32), "bfloat16" or "float32".
         way: how weights are kept: "full"; "native" or "int8" for integer products; "auto" (`weights.load`).
+        names: int64 [v], the tokens that have logits, as of a draft model; None: all.
 
     Raises:
         InputError: the model, its files or this machine are not supported, or its logits are NaN.
@@ -47,7 +48,7 @@ class NativeTarget(Target):
     ragged = True
     stock: Callable[[], Any] | None = None  # makes the stock transformers model
 
-    def __init__(self, checkpoint: Checkpoint, dtype: str = "auto", way: str = "full"):
+    def __init__(self, checkpoint: Checkpoint, dtype: str = "auto", way: str = "full", names: Array | None = None):
         self.checkpoint, made = checkpoint, checkpoint.description
         halves, rest = _precisions(checkpoint.kept_in, dtype)
         code = code_for(checkpoint, dtype)
@@ -56,10 +57,11 @@ class NativeTarget(Target):
                 "there is no native code for this processor here: install a wheel that carries it, or a C compiler"
             )
         self.code: Library = code
-        self.vocab, self.context, self.hidden = made.vocab, made.context, made.hidden
+        self.vocab = made.vocab if names is None else len(names)
+        self.context, self.hidden = made.context, made.hidden
         self.layers, self.precision, self.logit_cap = len(made.layers), rest, made.logit_cap
         self.forward = Forward(
-            code, weights.load(checkpoint, code, halves, way), made.ropes, made.context, rest == "bfloat16"
+            code, weights.load(checkpoint, code, halves, way, names), made.ropes, made.context, rest == "bfloat16"
         )
         self.walk, self.lock, self.kernels, self.halves = Walk(code), RLock(), NAMES[code], halves
         (read,) = self.open(2).prefill([[self.vocab // 2] * 2])

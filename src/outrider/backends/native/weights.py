@@ -212,7 +212,7 @@ def vector(code: Library, one: Parameter, halves: bool) -> Array:
     return made if one.order is None else made[one.order]
 
 
-def load(checkpoint: Checkpoint, code: Library, halves: bool, way: str = "full") -> Weights:
+def load(checkpoint: Checkpoint, code: Library, halves: bool, way: str = "full", names: Array | None = None) -> Weights:
     """The weights of a model.
 
     Args:
@@ -222,6 +222,7 @@ def load(checkpoint: Checkpoint, code: Library, halves: bool, way: str = "full")
         way: "full"; "native" or "int8": products of integers, with the quants of the file's own blocks, or with weights
             rounded to int8. Matrices that have no such form stay full, which is logged. "auto": as native, where it can
             be.
+        names: int64 [v], the tokens that have logits, in this order; None: all.
 
     Raises:
         InputError: no matrix has the form that was asked for.
@@ -229,7 +230,7 @@ def load(checkpoint: Checkpoint, code: Library, halves: bool, way: str = "full")
     made = checkpoint.description
     loader = _Loader(code, halves, made, checkpoint.parameters, way)
     table = checkpoint.parameters[f"{made.names.embeddings}.weight"]
-    head = table if made.tied else checkpoint.parameters[f"{made.names.head}.weight"]
+    head = picked(table if made.tied else checkpoint.parameters[f"{made.names.head}.weight"], names)
     layers = ffi.new("Layer[]", len(made.layers))
     parts = [(i, part) for i in range(len(layers)) for part in MATRICES if made.place(i, part) is not None]
     mixtures = loader.mixtures()
@@ -247,14 +248,14 @@ def load(checkpoint: Checkpoint, code: Library, halves: bool, way: str = "full")
         loader.mixture(layers[i], i, named)
     model, end = struct("Model"), struct("Model")
     for one in (model, end):
-        loader.sizes(one)
+        loader.sizes(one, names)
         one.head = matrices[-1].struct
     model.layers, model.layer = len(layers), layers
     loader.norm(model.norm, f"{made.names.norm}.weight", f"{made.names.norm}.bias" if "norm" in made.biases else "")
     if made.names.positions:
         model.position_embeddings = loader.vector(f"{made.names.positions}.weight")
         model.position_rows = made.context
-    plain = matrices[-1].data if made.tied and matrices[-1].kind == PLAIN else None
+    plain = matrices[-1].data if made.tied and names is None and matrices[-1].kind == PLAIN else None
     if plain is None and table.tensor.kind.name == ("BF16" if halves else "F32") and table.plain:
         plain = table.tensor.data
     kept = [*matrices, *loader.kept, layers]
@@ -315,10 +316,10 @@ class _Loader:
         kind = one.tensor.kind if stored else SAFETENSORS["BF16" if self.halves else "F32"]
         return Parameter(one.name, Padded(one.tensor, kind, shape, rows_as_stored if stored else as_numbers))
 
-    def sizes(self, model: Struct) -> None:
-        """Sizes and options of all layers."""
+    def sizes(self, model: Struct, names: Array | None) -> None:
+        """Sizes and options of all layers, and of a head for these tokens."""
         made = self.made
-        for name in ("hidden", "heads", "kv_heads", "vocab", "eps", "rotary_dim", "residual_scale", "logit_scale",
+        for name in ("hidden", "heads", "kv_heads", "eps", "rotary_dim", "residual_scale", "logit_scale",
                      "score_cap", "logit_cap"):  # fmt: skip
             setattr(model, name, getattr(made, name))
         model.head_dim, model.unpadded_head_dim = padded_width(made.head_dim), made.head_dim
@@ -327,8 +328,9 @@ class _Loader:
         scale = np.array([made.embedding_scale], np.float32)
         model.embedding_scale = float(widened(rounded(scale))[0] if made.rounds_scale and self.halves else scale[0])
         model.activation = ffi.integer_const(made.activation)
+        model.vocab = made.vocab if names is None else len(names)
         if "head" in made.biases:
-            model.head_bias = self.vector(f"{made.names.head}.bias")
+            model.head_bias = self.vector(Place((f"{made.names.head}.bias",), names))
         if (experts := made.experts) is not None:
             model.experts, model.top_k = experts.count, experts.top_k
             model.expert_intermediate = padded_width(experts.intermediate)
