@@ -1,7 +1,7 @@
 """`python -m papers rows`, `run ROW`, `page`: the papers' findings, what makes a row's figures, and the pages.
 
 run   a row's studies: its paper's own, or older ones that it names. `--limit`, `--tokens`, `--minutes`, `--without`
-      and `--quiet` are for the paper's own, whose run resumes. `--quiet`, on a machine with nothing else: one row at a
+      and `--quiet` are for the paper's own, whose run resumes. `--quiet`, on a machine with nothing else: one text at a
       time, and their times are kept.
 page  docs/reproduction.md, papers/PAPER/verdicts.csv and the tables of docs/results.md, from what is stored.
 """

@@ -20,7 +20,6 @@ DEPARTURES = {
     "p": "few prompts, and not the dense target's",
     "q": "T5 of 0.5 and 2 million parameters, trained here",
     "s": "texts and code in place of LongBench",
-    "v": "prompt lookup and Lookahead with their automatic budgets, the networks with 16 nodes",
     "w": "EAGLE, the draft models and the Mambas learnt two million tokens of the target's answers",
     "x": "a tree of 4 nodes and a chain of 2, which pay at more than one row",
     "u": "compiled passes stand for gpt-fast, four or eight bits of ours for int4; HASS for EAGLE",

@@ -118,8 +118,8 @@ def read(name: str) -> Any:
 class Measured:
     """What was measured of one model for one paper.
 
-    A name stands for the same name in the paper's own study, under the paper's rule, then in its run with times; or for
-    what `uses` says. "X, coupled" is X under our rule, which at T = 0 is every rule.
+    A name is looked up in the paper's own study, under the paper's rule, then in that study's run with times
+    (`SPEEDS`), then where `uses` says. "X, coupled" is X under our rule, which at T = 0 is every rule.
     """
 
     evidence: Evidence
@@ -250,7 +250,7 @@ def of_depth(depth: Depth) -> Figure:
     return Figure.share(depth.accepted, depth.tested) if depth.rate.low is None else Figure.of(depth.rate)
 
 
-SPEEDS = "_speeds"  # of the file of a study that ran one row at a time on a quiet machine
+SPEEDS = "_speeds"  # of the file of a study that ran one text at a time on a quiet machine
 COUNTED = ("tau", "alpha", "nodes")  # that a batch does not change
 
 

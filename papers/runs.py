@@ -2,7 +2,7 @@
 
 A paper's `runs.py` names its METHODS as templates over a model's drafters; `study` makes a grid of them. Drafters that
 are not there are left out, with the command that makes them. What is counted (tokens, rounds, acceptance) does not
-depend on the clock. A run on a quiet machine (`--quiet`) has one row at a time, and a file of its own with its times.
+depend on the clock. A run on a quiet machine (`--quiet`) has one text at a time, and a file of its own with its times.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ SMOLLM2 = Model(
         "ngrams": "ngram:../shared/data/train/classic_books_en.txt", "hydra": "hydra:runs/smollm2/hydra/best",
         "llm": "model:runs/smollm2/draft-lm/best", "other": "mamba:demo/mamba",
         "llama": "model:runs/smollm2/draft-lm/best", "small llama": "model:runs/smollm2/draft-lm-small/best",
+        "smaller llm": "model:runs/smollm2/draft-lm-small/best",
         "mamba": "mamba:runs/smollm2/mamba/best", "small mamba": "mamba:runs/smollm2/mamba-small/best",
         "equal hass": "eagle:runs/smollm2/ablations/hass_as_published/best",
         "equal eagle": "eagle:runs/smollm2/ablations/eagle_as_published/best",
@@ -58,7 +59,7 @@ SMOLLM2 = Model(
     {
         **{name: TRAIN.format(method) for name, method in (
             ("hydra", "hydra"), ("llm", "draft-lm"), ("llama", "draft-lm"), ("mamba", "mamba"),
-            ("small llama", "draft-lm-small"), ("small mamba", "mamba-small"))},
+            ("small llama", "draft-lm-small"), ("smaller llm", "draft-lm-small"), ("small mamba", "mamba-small"))},
         **{name: f'python -m papers.ablations.smollm2 "{training}"' for name, training in (
             ("equal hass", "hass as published"), ("equal eagle", "eagle as published"),
             ("beta hass", "hass beta=0.5"))},
@@ -76,7 +77,7 @@ DEMO = Model(
         "hydra": "hydra:demo",
         "llm": "model",
         "llama": "model:demo/llama",
-        "small llama": "model:demo/llama",
+        "smaller llm": "model:demo/llama",
         "mamba": "mamba:demo/mamba",
     },
     Study("demo", temperatures=(0.0, 1.0), tokens=64, limit=13, batch_sizes=(3,), peers=(), explain=False),
@@ -116,7 +117,7 @@ def commit() -> str:
 
 
 def run(paper: str, model: str, quiet: bool, without: tuple[str, ...] = (), **changes: Any) -> None:
-    """Run a paper's study of a model, and store its report without times; or on a quiet machine one row at a time, and
+    """Run a paper's study of a model, and store its report without times; or on a quiet machine one text at a time, and
     store that with times beside it."""
     grid, lacks = study(paper, model, without)
     for name in lacks:

@@ -22,6 +22,7 @@ from outrider.params import InputError
 from . import contexts, oracles
 from .document import Document
 from .measure import Study, run
+from .rows import SPEEDS
 
 ROOT = Path(__file__).resolve().parents[1]
 RUNS, RESULTS = ROOT / "runs" / "bench", ROOT / "papers" / "results"
@@ -252,7 +253,14 @@ STUDIES: dict[str, Study | Callable[[], Study]] = {
 }  # fmt: skip
 # Run beside other work: their times say nothing, and are not kept.
 UNTIMED = ("smollm2_findings", "smollm2_confidence", "smollm2_taus")
-BINS = ("calibration", "smollm2_confidence", "eagle2_smollm2", "eagle2_demo", "mamba_demo")  # kept of reliabilities
+BINS = (
+    "calibration",
+    "smollm2_confidence",
+    "eagle2_smollm2",
+    "eagle2_demo",
+    "mamba_smollm2",
+    "mamba_demo",
+)  # kept of reliabilities
 # Of these, pages show means over tasks alone.
 MEANS = ("blocks", "smollm2_batches", "smollm2_summaries", "grafts")
 TIMES = ("tokens_per_second", "speedup", "speedup_with_prefill", "over_stock", "prefill_ms", "round_ms")
@@ -297,7 +305,7 @@ def kept(
         if "positions" in cell:
             few = [{k: v for k, v in p.items() if k != "counts"} for p in cell["positions"][:3]]
             cell["positions"] = cell["positions"] if cell["method"] == "positions" else few
-        if "reliability" in cell and name not in BINS:
+        if "reliability" in cell and name.removesuffix(SPEEDS) not in BINS:
             cell["reliability"].pop("bins")
     return found
 

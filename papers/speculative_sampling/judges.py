@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 
-from outrider.bench.document import Estimate
-
 from .. import formulas as theory
 from ..document import Cell
 from ..figures import CLOSE, SIGNS, Check, Figure, beside, close, computed, higher, least, true
@@ -69,26 +67,24 @@ def of_t5(cell: Cell, promised: theory.Comparison) -> Check:
 
 @judges("L-38", studies={"demo": "t5"}, SmolLM2="bw", demo="q")
 def promised(m: Measured) -> Iterator[Statement]:
+    words = "speed-up of a chain as promised, gamma {}, T = {:g}"
     if m.model == "demo":
-        speeds = [
-            (f"gamma {p.gamma}, T = {c.temperature:g}", c.speedup, p.promised)
-            for c, p in t5(m)
-            if c.rule == "rejection"
-        ]
-    else:
-        speeds = [(f"gamma {gamma}, T = 0", *of_chain(m, gamma)) for gamma in (1, 2, *GAMMAS)]
-    for words, speed, promise in speeds:
-        yield lambda: close(f"speed-up of a chain as promised, {words}", Figure.of(speed), promise)
+        for c, p in t5(m):
+            if c.rule == "rejection":
+                yield close(words.format(p.gamma, c.temperature), Figure.of(c.speedup), p.promised)
+        return
+    for gamma in (1, 2, *GAMMAS):
+        yield lambda: of_chain(m, gamma, words.format(gamma, 0))
 
 
-def of_chain(m: Measured, gamma: int) -> tuple[Estimate | None, float]:
-    """A chain's speed-up and what Theorem 3.8 promised of its acceptance and times."""
+def of_chain(m: Measured, gamma: int, words: str) -> Check:
+    """A chain's speed-up beside what Theorem 3.8 promises of its acceptance and times."""
     (file, plain), (_, row) = (m.find(name, 0, "speedup") for name in ("none", f"chain of {gamma}"))
     if not (plain.round_ms and row.round_ms and row.alpha and row.speedup):
         raise Missing("the chains' times are not stored")
     m.at(file)
     c = row.round_ms.draft / gamma / plain.round_ms.verify
-    return row.speedup, theory.speedup(row.alpha.value, gamma, c)
+    return close(words, Figure.of(row.speedup), theory.speedup(row.alpha.value, gamma, c))
 
 
 def printed(m: Measured, metric: str) -> Check:

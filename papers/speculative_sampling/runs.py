@@ -1,6 +1,7 @@
 """Chains of a draft model under `rejection`, as the papers have them, and n-grams; our rule beside.
 
-SmolLM2's tasks are the papers': translation of WMT14 (as Spec-Bench has it), summaries of CNN/DM and XSum, HumanEval.
+SmolLM2's tasks are the papers' (translation of WMT14 as Spec-Bench has it, summaries of CNN/DM and XSum, HumanEval),
+and GSM8K and MT-bench beside.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ GAMMAS = (3, 5, 7)
 METHODS = {
     **{f"chain of {n}": f"{{llm}}?tree=chain@{n + 1}x{n}@rejection" for n in (1, 2, *GAMMAS)},
     **{f"chain of {n}, coupled": f"{{llm}}?tree=chain@{n + 1}x{n}" for n in (3, 5)},
-    "smaller draft model": "{small llama}?tree=chain@6x5@rejection",
+    "smaller draft model": "{smaller llm}?tree=chain@6x5@rejection",
     "unigrams": "{ngrams}?n=1@1,1,1,1,1@rejection",
     "bigrams": "{ngrams}?n=2@1,1,1,1,1@rejection",
     "sampled tree": "{llm}@3,2,1@rejection",

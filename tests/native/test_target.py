@@ -255,12 +255,23 @@ def test_logits_of_some_tokens(tmp_path: Path, name: str, dtype: str, way: str) 
     """As of a draft model that learned to draft these alone: the same bits, whatever tokens are read."""
     model = build("phi", torch.float32) if name == "phi" else family(name, torch.float32)
     model.save_pretrained(tmp_path)
-    files, names = open_checkpoint(tmp_path), np.array([96, 3, 50, 4, 7])
-    whole, some = NativeTarget(files, dtype, way), NativeTarget(files, dtype, way, names)
-    assert (whole.vocab, some.vocab) == (97, 5)
-    for taps in ((), TAPS):
-        for a, b in zip(logits(whole, taps), logits(some, taps), strict=True):
-            assert np.array_equal(a[..., names], b)
+    some_tokens(open_checkpoint(tmp_path), dtype, way)
+
+
+@pytest.mark.parametrize("way", ["full", "native"])
+def test_logits_of_some_tokens_of_a_gguf_file(tmp_path: Path, wide: Any, way: str) -> None:
+    some_tokens(open_checkpoint(write(tmp_path / "m.gguf", wide, "Q4_K")), "bfloat16", way)
+
+
+def some_tokens(files: Any, dtype: str, way: str) -> None:
+    whole = NativeTarget(files, dtype, way)
+    for names in (np.array([96, 3, 50, 4, 7]), np.arange(4, 9)):
+        some = NativeTarget(files, dtype, way, names)
+        assert (whole.vocab, some.vocab) == (97, 5)
+        for taps in ((), TAPS):
+            for a, b in zip(logits(whole, taps), logits(some, taps), strict=True):
+                assert np.array_equal(a[..., names], b)
+        assert np.array_equal(some.head_rows(None), whole.head_rows(names)) or "head" in files.description.biases
 
 
 def logits(target: NativeTarget, taps: tuple[int, ...]) -> list[np.ndarray]:

@@ -9,7 +9,7 @@ from ..backends.torch.hf import HFTarget
 from ..backends.torch.seq2seq import SeqTarget
 from ..core.protocols import Target
 from ..params import InputError
-from ._words import Same
+from ._words import Same, check_names
 
 
 def draft_model(where: str, target: Target, dtype: str, translated: bool) -> tuple[HFTarget | SeqTarget, Same]:
@@ -42,13 +42,12 @@ def same(net: Any, where: str, target: Target) -> Same:
     ids = vocabulary.ids_named(net)
     if ids is None:
         return Same(int(net.get_output_embeddings().weight.shape[0]), target.vocab)
-    if int(ids.max()) >= target.vocab:
-        raise InputError(f"{where} drafts token {int(ids.max())} and the target has {target.vocab}; use its own target")
-    return Same(int(net.get_input_embeddings().weight.shape[0]), target.vocab, ids.cpu().numpy())
+    names = ids.cpu().numpy()
+    check_names(names, where, target.vocab, same=True)
+    return Same(int(net.get_input_embeddings().weight.shape[0]), target.vocab, names)
 
 
 def check_whole(net: Any, where: str) -> None:
-    """Refuse a draft vocabulary where tokens are translated: what it leaves out was never learned."""
+    """Refuse a draft vocabulary where tokens are translated."""
     ids = vocabulary.ids_named(net)
-    if ids is not None:
-        raise InputError(f"{where} learned to draft {len(ids)} of its tokens, with its own tokenizer; leave vocab out")
+    check_names(None if ids is None else ids.cpu().numpy(), where, 0, same=False)

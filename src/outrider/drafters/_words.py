@@ -233,3 +233,23 @@ def names_in(config: Mapping[str, Any]) -> Array | None:
     if min(named) < 0 or max(named) >= int(config["vocab_size"]) or len(set(named)) < len(named):
         raise InputError(f"{DRAFT_VOCAB} in a draft model's config names tokens that it has not, or one twice")
     return np.array(named)
+
+
+def check_names(names: Array | None, where: str, vocab: int, same: bool) -> None:
+    """Refuse a draft vocabulary with tokens that the target lacks, or under another tokenizer: what it leaves out was
+    never learned.
+
+    Args:
+        names: as of `names_in`.
+        where: the draft model.
+        vocab: how many tokens the target has.
+        same: has the draft model the target's tokenizer?
+    """
+    if names is None:
+        return
+    if not same:
+        raise InputError(
+            f"{where} learned to draft {len(names)} of its tokens, with its own tokenizer; leave vocab out"
+        )
+    if (most := int(names.max())) >= vocab:
+        raise InputError(f"{where} drafts token {most} and the target has {vocab}; use its own target")

@@ -305,9 +305,9 @@ def _opened(target: Target, tokenizer: Any, path: str, request: Request) -> Draf
         return None
     try:
         files = open_checkpoint(folder)
-        config, names = files.config, names_in(files.config) if request.vocab == "same" else None
+        config, names = files.config, names_in(files.config)
         sizes, rows = _sizes(config), _count(config, "vocab_size")
-        if sizes is None:
+        if sizes is None or (names is not None and request.vocab != "same"):
             return None
         arrays = {name: one.tensor.array() for name, one in files.parameters.items()}
         _check(arrays, sizes, config)

@@ -25,7 +25,7 @@ from . import _ranks
 from ._common import accepted
 from ._growth import WIDEST, Growth
 from ._text import TextDrafter, across, check_tokenizer, check_way, tokenizer_of
-from ._words import Same, Words, names_in
+from ._words import Same, Words, check_names, names_in
 
 
 @dataclass(frozen=True)
@@ -173,8 +173,7 @@ def _native(where: str, target: Target, dtype: str, vocab: str, weights: str) ->
     files = readable(place, "cpu", dtype)
     if files is None:
         return None
-    names = names_in(files.config) if vocab == "same" else None
-    if names is not None and names.max() >= target.vocab:
-        return None  # torch says what is wrong
+    names = names_in(files.config)
+    check_names(names, where, target.vocab, vocab == "same")
     draft = NativeTarget(files, dtype, weights_of(weights, place), names)
     return draft, Same(files.description.vocab, target.vocab, names)

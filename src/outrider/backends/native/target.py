@@ -38,7 +38,7 @@ class NativeTarget(Target):
         checkpoint: its files.
         dtype: "auto" (bfloat16 for files of that or of quantised weights, else float32), "bfloat16" or "float32".
         way: how weights are kept: "full"; "native" or "int8" for integer products; "auto" (`weights.load`).
-        names: int64 [v], the tokens that have logits, as of a draft model; None: all.
+        names: int64 [v], the tokens that have logits, as a draft model's config may list them; None: all.
 
     Raises:
         InputError: the model, its files or this machine are not supported, or its logits are NaN.
@@ -57,7 +57,7 @@ class NativeTarget(Target):
                 "there is no native code for this processor here: install a wheel that carries it, or a C compiler"
             )
         self.code: Library = code
-        self.vocab = made.vocab if names is None else len(names)
+        self.names, self.vocab = names, made.vocab if names is None else len(names)
         self.context, self.hidden = made.context, made.hidden
         self.layers, self.precision, self.logit_cap = len(made.layers), rest, made.logit_cap
         self.forward = Forward(
@@ -137,6 +137,7 @@ class NativeTarget(Target):
         made = self.checkpoint.description
         if "head" in made.biases:
             return None
+        tokens = self.names if tokens is None else tokens
         rows = self._rows(made.names.embeddings if made.tied else made.names.head, tokens)
         return rows if not made.logit_scale else self._scaled(rows, made.logit_scale)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
@@ -266,7 +265,9 @@ def name_of(model: Any) -> str:
 
 
 def save_tokenizer(model: Any, folder: str | Path) -> None:
-    """Write the tokenizer of where a transformers model came from, if there is one, into the folder of another."""
-    with contextlib.suppress(InputError):
+    """Save into `folder` the tokenizer of the place that a model was loaded from; a warning where there is none."""
+    try:
         if (tokenizer := load_tokenizer(name_of(model))) is not None:
             tokenizer.save_pretrained(folder)
+    except InputError as error:
+        logger.warning("%s is saved without a tokenizer: %s", folder, error)
