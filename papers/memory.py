@@ -11,6 +11,7 @@ import torch
 from outrider.backends.native.target import NativeTarget
 from outrider.core.protocols import Drafter, Target
 
+MODELS = (NativeTarget, torch.nn.Module, Drafter, Target)  # the first has a stock model, which a protocol's check makes
 STATUS, RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
@@ -38,7 +39,7 @@ def held(state: Any) -> int:
     waiting, seen = [state], set()
     while waiting:
         one = waiting.pop()
-        if id(one) in seen or (one is not state and isinstance(one, torch.nn.Module | Drafter | Target)):
+        if id(one) in seen or (one is not state and isinstance(one, MODELS)):
             continue
         seen.add(id(one))
         if isinstance(one, torch.Tensor):
