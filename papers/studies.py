@@ -178,10 +178,6 @@ STUDIES: dict[str, Study | Callable[[], Study]] = {
                                  drafters=("lookup", "suffix", "lookup and suffix=lookup + suffix",
                                            f"suffix and EAGLE-3={DEFAULT}", f"EAGLE-3={SHIPS}"),
                                  budgets=("16x6", "auto"), temperatures=(0.0,), limit=4, keep_loops=True),
-    # EAGLE as its table of batches has it: a tree and a chain that fit the rows side by side.
-    "eagle_batches": replace(PAPERS, drafters=(f"tree={EAGLE}?scale=1@4x3", f"chain={EAGLE}?tree=chain@3x2"),
-                             batch_sizes=(1, 2, 4, 8, 16, 32), temperatures=(0.0,), limit=32, peers=(), explain=False,
-                             tasks=("gsm8k",)),
     "smollm2_variants": replace(PAPERS, drafters=(f"HASS={SMOL_HASS}",), temperatures=(0.0,), explain=False,
                                 variants=("eager", "plain", "int8", "native")),
     "smollm2_findings": replace(COUNTED, drafters=FOUND),

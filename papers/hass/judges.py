@@ -12,7 +12,7 @@ BASE = {"demo": "hass passes=3", "SmolLM2": "hass as published"}  # three passes
 TABLES = {"SmolLM2": "smollm2_ablations", "demo": "ablations"}
 
 
-@judges("H-res", SmolLM2="bj", demo="5")
+@judges("H-res", SmolLM2="bj5", demo="5")
 def results(m: Measured) -> Iterator[Statement]:
     gain = 1 + int(re.findall(r"\+(\d+)-", m.evidence.claims["H-res"]["finding"])[0]) / 100
     for t in (0, 1):
@@ -60,7 +60,7 @@ def steps(m: Measured) -> Iterator[Statement]:
         yield lambda: m.versus(words, names[best], names[rest], t)
 
 
-@judges("H-beta", studies=TABLES, SmolLM2="bj", demo="j3")
+@judges("H-beta", studies=TABLES, SmolLM2="bj3", demo="j3")
 def beta(m: Measured) -> Iterator[Statement]:
     for t in ("0", "1"):
         yield lambda: m.versus(f"tau at T = {t}, beta 0.5 over 1", "hass beta=0.5", BASE[m.model], t)

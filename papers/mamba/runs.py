@@ -26,8 +26,6 @@ METHODS = {
 CHANGES: dict[str, Any] = {
     name: {"batch_sizes": (1,), "observe": ("Mamba, tree", "Llama, tree")} for name in ("SmolLM2", "demo")
 }  # a bandit is one row's
-OLD = {"Mamba, chain": "Mamba, chain", **{f"Mamba, {shape}": f"Mamba, {shape}" for shape in SHAPES},
-       **{f"{name}, tree": f"{name}, 16 nodes" for name in ("Mamba", "Llama", "EAGLE")}}  # fmt: skip
 DEMO = {
     "Mamba, chain": "Mamba 1.5M, chain",
     "Llama, chain": "Llama 1.5M, chain",
@@ -42,7 +40,6 @@ REJECTION = {"Mamba, chain": "Mamba 1.5M, chain, rejection", "Llama, chain": "Ll
 CONFIDENT = {f"{name}, tree": f"{name}, 16x6" for name in ("Mamba", "Llama")}
 SAMPLED = {f"{name}, tree": f"{name}, rejection, 16x6" for name in ("Mamba", "Llama")}
 USES = {
-    "SmolLM2": merged(sources("smollm2_confidence", CONFIDENT), sources("smollm2_confidence", SAMPLED, 1.0),
-                      sources("smollm2", OLD)),
+    "SmolLM2": merged(sources("smollm2_confidence", CONFIDENT), sources("smollm2_confidence", SAMPLED, 1.0)),
     "demo": merged(sources("mamba", DEMO), sources("mamba", REJECTION, 1.0)),
 }  # fmt: skip
