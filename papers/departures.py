@@ -61,8 +61,8 @@ CAUSES = {  # of rows with a statement that fails
         "where the paper's GPU has products to spare. Tokens a round do not fall (1.92 at each batch size)"
     ),
     "Ma-T1a": (
-        "at T = 1 a round of the Mamba drafts for 3.4 ms, one of the Llama for 3.6, and both verify for 8.6: drafting is "
-        "a quarter of a round. At T = 0 the Mamba ran under `coupled`, which saves it 1 ms"
+        "at T = 1 a round of the Mamba drafts for 3.4 ms, one of the Llama for 3.6, and both verify for about 9: "
+        "drafting is a quarter of a round. At T = 0 the Mamba ran under `coupled`, which saves it 1 ms"
     ),
     "Ma-F1": (
         "the Mamba reads the prompt in its first round, which counts as drafting, and 25 rounds share that time; its "

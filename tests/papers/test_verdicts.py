@@ -167,6 +167,8 @@ class World:
         return Document(RunInfo("planted"), pooled=means, cells=cells)
 
     def depths(self, name: str) -> tuple[float, ...]:
+        if name == "beta 0.5 chain":
+            return (0.9, 0.7, 0.7, 0.7, 0.7) if self.good else (0.4, 0.7, 0.7, 0.7, 0.7)
         if name == "HASS chain":
             return (0.75, 0.75, 0.75, 0.75, 0.9) if self.good else (0.6, 0.7, 0.7, 0.7, 0.5)
         return (0.7, 0.6, 0.6, 0.6, 0.6) if self.paper == "hass" else RATES[self.good]
