@@ -119,7 +119,8 @@ class Measured:
     """What was measured of one model for one paper.
 
     A name is looked up in the paper's own study, under the paper's rule, then in that study's run with times
-    (`SPEEDS`), then where `uses` says. "X, coupled" is X under our rule, which at T = 0 is every rule.
+    (`SPEEDS`), then where `uses` says. "X, coupled" is X under our rule, which at T = 0 accepts
+    as every rule does, in another time.
     """
 
     evidence: Evidence
@@ -143,7 +144,7 @@ class Measured:
 
     def find(self, name: str, t: float, of: str = "tau", batch: int = 1) -> tuple[str, Mean]:
         """(file, mean over all prompts) of a name, the first source that has the figure `of`."""
-        names = (name, f"{name}, coupled") if t == 0 else (name,)
+        names = (name, f"{name}, coupled") if t == 0 and of in COUNTED else (name,)
         own = [Source(file, each, (t,)) for file in (self.study, self.study + SPEEDS) for each in names]
         for source in (*own, *self.uses.get(name, ())):
             if t not in source.temperatures or source.file not in self.evidence.results:

@@ -249,14 +249,8 @@ STUDIES: dict[str, Study | Callable[[], Study]] = {
 }  # fmt: skip
 # Run beside other work: their times say nothing, and are not kept.
 UNTIMED = ("smollm2_findings", "smollm2_confidence", "smollm2_taus")
-BINS = (
-    "calibration",
-    "smollm2_confidence",
-    "eagle2_smollm2",
-    "eagle2_demo",
-    "mamba_smollm2",
-    "mamba_demo",
-)  # kept of reliabilities
+# Kept of reliabilities.
+BINS = "calibration", "smollm2_confidence", "eagle2_smollm2", "eagle2_demo", "mamba_smollm2", "mamba_demo"
 # Of these, pages show means over tasks alone.
 MEANS = ("blocks", "smollm2_batches", "smollm2_summaries", "grafts")
 TIMES = ("tokens_per_second", "speedup", "speedup_with_prefill", "over_stock", "prefill_ms", "round_ms")

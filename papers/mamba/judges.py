@@ -67,7 +67,7 @@ def peaks(m: Measured) -> Figure:
     return Figure.of((llama[-1] - llama[0]) / (mamba[-1] - mamba[0]), rough=0.1)
 
 
-@judges("Ma-F2", studies={"demo": "mamba"}, SmolLM2="gw", demo="a5")
+@judges("Ma-F2", studies={"demo": "mamba"}, SmolLM2="gw5", demo="a5")
 def sizes(m: Measured) -> Iterator[Statement]:
     for name in ("small Llama, chain", "Mamba, chain", "Llama, chain"):
         for t in (0, 1):
@@ -90,7 +90,7 @@ def reliability(m: Measured) -> Iterator[Statement]:
         yield lambda: higher(f"calibration error at T = {t}, Transformer over Mamba", errors["Llama"], errors["Mamba"])
 
 
-@judges("Ma-T1a", SmolLM2="gw", demo="a")
+@judges("Ma-T1a", SmolLM2="gw5", demo="a")
 def against_transformers(m: Measured) -> Iterator[Statement]:
     for t in (0, 1):
         yield lambda: higher(f"tau at T = {t}, Mamba over Llama", *(m(f"{x}, chain", t) for x in ("Mamba", "Llama")))
@@ -105,7 +105,7 @@ def speeds(m: Measured, t: float) -> tuple[Figure, Figure]:
     return mamba, llama
 
 
-@judges("Ma-T1b", SmolLM2="gw", demo="3")
+@judges("Ma-T1b", SmolLM2="gw5", demo="3")
 def against_eagle(m: Measured) -> Iterator[Statement]:
     for t in (0, 1):
         yield lambda: quotient_like(m, t, "tau")
@@ -153,7 +153,7 @@ def kept(other: Figure, own: Figure) -> Figure:
     return quotient(*(Figure(f.value - 1, f.low - 1, f.high - 1) for f in (other, own)))
 
 
-@judges("Ma-T4", SmolLM2="gw", demo="a")
+@judges("Ma-T4", SmolLM2="gw5", demo="a")
 def tree(m: Measured) -> Iterator[Statement]:
     shape = "Mamba, 3,2,2,1,1"
     for of in ("tau", "tokens_per_second"):
