@@ -173,6 +173,10 @@ STUDIES: dict[str, Study | Callable[[], Study]] = {
     "smollm2_batches": replace(PAPERS, drafters=("suffix@auto", *ADAPTIVE.values(), *BESIDE["HASS"][1:]),
                                batch_sizes=(1, 4, 8), temperatures=(0.0, 0.6, 1.0), limit=8, peers=(), explain=False,
                                tasks=("mt-bench", "gsm8k"), keep_loops=True),
+    # EAGLE's own chain and tree over batches, as in its Table 7.
+    "eagle_batches": replace(PAPERS, temperatures=(0.0,), batch_sizes=(1, 2, 4, 8, 16, 32), limit=32, peers=(), explain=False,
+                             tasks=("mt-bench",), keep_loops=True, drafters=tuple(f"{name}={EAGLE}?tree={tree}" for name, tree in (
+                                 ("chain", "chain@6x5"), ("short chain", "chain@3x2"), ("tree", "static@26x5")))),
     # Spec-Bench's summaries and questions with passages, where text is copied.
     "smollm2_summaries": replace(PAPERS, tasks=("spec-bench/summarisation@600", "spec-bench/retrieval@600"), peers=(),
                                  drafters=("lookup", "suffix", "lookup and suffix=lookup + suffix",

@@ -150,11 +150,11 @@ def own_data(m: Measured) -> Iterator[Statement]:
         yield lambda: m.versus(f"tau at T = {t}, {words}", f"{few} by the target", few, t)
 
 
-@judges("E-T7", studies={"SmolLM2": "smollm2_batches", "demo": "batches"}, SmolLM2="u", demo="iu")
+@judges("E-T7", studies={"SmolLM2": "eagle_batches", "demo": "batches"}, SmolLM2="bw", demo="iu")
 def batches(m: Measured) -> Iterator[Statement]:
     published = m.evidence.published("Table 7; speedup, throughput at the largest batch", m.paper)
     twice = sum(float(row["value"]) for row in published) / len(published)
-    file, tree, chain = {"SmolLM2": ("smollm2_batches", "HASS, 4 nodes", "HASS chain of 2"),
+    file, tree, chain = {"SmolLM2": ("eagle_batches", "tree", "chain"),
                          "demo": ("batches", "HASS", "HASS chain")}[m.model]  # fmt: skip
     rows = {(r.method, r.batch): r for r in (*m.at(file).pooled, *m.at(file).macro) if r.temperature == 0 and r.speedup}
     most = max(batch for _, batch in rows)

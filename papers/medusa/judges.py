@@ -39,7 +39,7 @@ def ladder(m: Measured) -> Iterator[Statement]:
                          m("self-distilled", 0), m(RUNGS[-2], 0))  # fmt: skip
 
 
-@judges("M-sizes", studies={"SmolLM2": "smollm2", "demo": "drafters"}, SmolLM2="c5", demo="i5")
+@judges("M-sizes", studies={"demo": "drafters"}, SmolLM2="c5", demo="i5")
 def sizes(m: Measured) -> Iterator[Statement]:
     for t in (0, 1):
         yield lambda: least(f"speed-up of Medusa at T = {t}, above 1", m("Medusa", t, "speedup"), 1.0)

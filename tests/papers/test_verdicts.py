@@ -346,7 +346,7 @@ def variants(good: bool) -> dict[str, Document]:
     return {
         "smollm2_variants": grid("HASS", ("", ", native")),
         "variants": grid("HASS, 16x6", ("", ", eager+int8")),
-        "smollm2_batches": batched("HASS, 4 nodes", "HASS chain of 2"),
+        "eagle_batches": batched("tree", "chain"),
         "batches": batched("HASS", "HASS chain"),
     }
 
