@@ -30,7 +30,6 @@ TABLES: dict[str, tuple[Any, ...]] = {  # mark: the function of tables.py, and t
     "smollm2 summaries": (tables.blocks, "smollm2_summaries"),
     "smollm2 variants": (tables.variants, "smollm2_variants"),
     "smollm2 ablations": (tables.ablations, "smollm2_ablations"),
-    "smollm2 findings": (tables.counted, "smollm2_findings"),
     "smollm2 confidence": (tables.calibration, "smollm2_confidence"),
     "greedy": (tables.methods(0.0), "drafters"),
     "sampled": (tables.methods(1.0), "drafters"),

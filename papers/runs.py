@@ -3,6 +3,7 @@
 A paper's `runs.py` names its METHODS as templates over a model's drafters; `study` makes a grid of them. Drafters that
 are not there are left out, with the command that makes them. What is counted (tokens, rounds, acceptance) does not
 depend on the clock. A run on a quiet machine (`--quiet`) has one text at a time, and a file of its own with its times.
+It leaves out "X, coupled", our rule beside the paper's: at T = 0, where both write the same text, one alone would run.
 """
 
 from __future__ import annotations
@@ -86,19 +87,22 @@ DEMO = Model(
 MODELS = {"SmolLM2": SMOLLM2, "demo": DEMO}
 
 
+COUPLED = ", coupled"  # ends the names of methods under our rule
+
+
 def there(spec: str) -> bool:
     """Whether a drafter's folder is there; names of the package always are."""
     _, _, folder = spec.partition(":")
     return not folder.startswith(("runs/", "papers/")) or (rows.ROOT / folder / "config.json").is_file()
 
 
-def study(paper: str, model: str, without: tuple[str, ...] = ()) -> tuple[Study, list[str]]:
+def study(paper: str, model: str, without: tuple[str, ...] = (), quiet: bool = False) -> tuple[Study, list[str]]:
     """A paper's grid on a model, without methods whose names begin so, and the drafters that it lacks."""
     module, given = import_module(f"papers.{paper}.runs"), MODELS[model]
     lacks: dict[str, None] = {}
     drafters = []
     for label, template in module.METHODS.items():
-        if label.startswith(without):
+        if label.startswith(without) or (quiet and label.endswith(COUPLED)):
             continue
         name = template.partition("{")[2].partition("}")[0]
         spec = given.drafters.get(name, "")
@@ -119,7 +123,7 @@ def commit() -> str:
 def run(paper: str, model: str, quiet: bool, without: tuple[str, ...] = (), **changes: Any) -> None:
     """Run a paper's study of a model, and store its report without times; or on a quiet machine one text at a time, and
     store that with times beside it."""
-    grid, lacks = study(paper, model, without)
+    grid, lacks = study(paper, model, without, quiet)
     for name in lacks:
         how = MODELS[model].made.get(name)
         print(f"{model} has no {name}; {how or 'none is known'}", file=sys.stderr)

@@ -119,26 +119,6 @@ TAUS = tuple(
         "EAGLE-3 of 8 million tokens": EAGLE3, "HASS": SMOL_HASS, "EAGLE-3": SHIPS,
     }.items()
 )  # fmt: skip
-# The papers' findings on SmolLM2, as far as they need neither a training nor a clock: budgets are fixed, s is 1 unless
-# it is said to be fitted.
-SMOL_TREE, NODES = "runs/bench/smollm2-tree.json", ("4x3", "8x4", "16x6", "32x6")
-TUNED = {"chain": "tree=chain", "3 x 2 x 1": "tree=static&shape=3,2,1", "tuned": f"tree={SMOL_TREE}"}
-FOUND = (
-    "lookup@16x6", "lookahead@60x9",
-    *(f"{name}=ngram?n={n}@{LINE}@rejection" for n, name in enumerate(("unigrams", "bigrams"), 1)),
-    *(f"Medusa, {name}={HEADS}?{tree}@16x4" for name, tree in TUNED.items()),
-    f"Medusa={HEADS}?scale=1@16x4",
-    f"Medusa, low typical={HEADS}?scale=1@16x4@{TYPICAL[0]}",
-    f"Medusa, high typical={HEADS}?scale=1@16x4@{TYPICAL[-1]}",
-    f"Hydra={HYDRA}?scale=1@16x4", f"draft model={LLAMA}?scale=1@16x6",
-    *(f"HASS chain, {size}, {rule}={SMOL_HASS}?tree=chain@{size}@{rule}"
-      for size in ("4x3", "6x5") for rule in ("coupled", "rejection")),
-    f"HASS, static={SMOL_HASS}?tree=static@26x5", f"HASS, dynamic={SMOL_HASS}?scale=1@26x5",
-    *(f"HASS, {nodes}={SMOL_HASS}?scale=1@{nodes}" for nodes in NODES),
-    f"HASS without value={SMOL_HASS}?value=false&scale=1@16x6",
-    f"HASS without re-ranking={SMOL_HASS}?rerank=false&scale=1@16x6",
-    f"HASS without both={SMOL_HASS}?value=false&rerank=false&scale=1@16x6",
-)  # fmt: skip
 CONFIDENT = tuple(
     f"{name}{words}={spec}{options}" for name, spec in (("HASS", SMOL_HASS), ("Llama", LLAMA), ("Mamba", MAMBA))
     for words, options in (("", "?scale=1"), (" fitted", ""))
@@ -184,7 +164,6 @@ STUDIES: dict[str, Study | Callable[[], Study]] = {
                                  budgets=("16x6", "auto"), temperatures=(0.0,), limit=4, keep_loops=True),
     "smollm2_variants": replace(PAPERS, drafters=(f"HASS={SMOL_HASS}",), temperatures=(0.0,), explain=False,
                                 variants=("eager", "plain", "int8", "native")),
-    "smollm2_findings": replace(COUNTED, drafters=FOUND),
     "smollm2_confidence": replace(COUNTED, drafters=CONFIDENT, rules=("coupled", "rejection"), budgets=("16x6",),
                                   tasks=SHORT[1:], observe=("all",)),
     "drafters": replace(BASE, drafters=DRAFTERS, peers=("transformers", "transformers:demo"),
@@ -207,10 +186,11 @@ STUDIES: dict[str, Study | Callable[[], Study]] = {
     "temperatures": replace(BASE, drafters=(f"{HASS}@16x6", f"{CHAIN}@6x5"), rules=("coupled", "rejection", "typical"),
                             temperatures=(0.0, 0.3, 0.6, 1.0), limit=3),
     # Sampled under `rejection`, as many tokens as a bias of 0.0026 takes to be seen.
-    "distributions": replace(BASE, tokens=256, temperatures=(1.0,), limit=23, batch_sizes=(23,), peers=(),
+    "demo_distributions": replace(BASE, tokens=256, temperatures=(1.0,), limit=23, batch_sizes=(23,), peers=(),
                     explain=False, keep_loops=True, drafters=tuple(f"{name}={spec}@rejection" for name, spec in (
                         ("chain", "model?tree=chain@6x5"), ("sampled tree", "model@3,2,1"),
-                        ("dynamic tree", "eagle:demo?scale=1@16x5")))),
+                        ("dynamic tree", "eagle:demo?scale=1@16x5"),
+                        ("dynamic tree without both", "eagle:demo?scale=1&value=false&rerank=false@16x5")))),
     "calibration": replace(BASE, drafters=tuple(f"{label}={spec}" for label, spec in (
                                ("hass", "eagle:demo/hass?scale=1"), ("hass fitted", "eagle:demo/hass"),
                                ("eagle", "eagle:demo?scale=1"), ("eagle fitted", "eagle:demo"),
@@ -252,7 +232,7 @@ STUDIES: dict[str, Study | Callable[[], Study]] = {
     "oracle": oracles.study,
 }  # fmt: skip
 # Run beside other work: their times say nothing, and are not kept.
-UNTIMED = ("smollm2_findings", "smollm2_confidence", "smollm2_taus")
+UNTIMED = ("smollm2_confidence", "smollm2_taus")
 # Kept of reliabilities.
 BINS = "calibration", "smollm2_confidence", "eagle2_smollm2", "eagle2_demo", "mamba_smollm2", "mamba_demo"
 # Of these, pages show means over tasks alone.
@@ -283,8 +263,9 @@ def kept(
         found["run"]["arguments"].pop(folder, None)
     short = {name: cell.label or cell.spec for name, cell in document.methods.items()}
     often = Counter(short.values())
-    if taus:  # of `by_prompt`
-        found["run"]["methods"] = {short[m] if often[short[m]] == 1 else m: of for m, of in taus.items()}
+    if taus:  # of `by_prompt`; a folder may hold methods that this run leaves out
+        ours = {m: of for m, of in taus.items() if m in short}
+        found["run"]["methods"] = {short[m] if often[short[m]] == 1 else m: of for m, of in ours.items()}
     for part in ("cells", "macro", "pooled", "explain", "capacity"):
         for row in found[part]:
             row["method"] = short[row["method"]] if often[short[row["method"]]] == 1 else row["method"]

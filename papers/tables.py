@@ -75,21 +75,6 @@ def methods(temperature: float) -> Callable[[Document], str]:
     return made
 
 
-def counted(report: Document) -> str:
-    """What every method drafts and accepts over all prompts, of a study whose times are not kept."""
-    plain = next(m for m in report.pooled if m.method == "none")
-    rows: dict[str, list[str]] = {}
-    for t in (0.0, 1.0):
-        told = {m.method: m for m in report.pooled if m.temperature == t and m.tau}
-        for name in dict.fromkeys(m.method for m in report.pooled if m.method != "none"):
-            m = told.get(name)
-            rates = " ".join(number(d.rate.value) for d in m.depths[:5]) if m else ""
-            rows.setdefault(name, []).extend((span(m.tau), rates, same(m)) if m else ("", "", ""))
-    counts = f"{plain.prompts} of {plain.prompts + plain.looping} prompts whose plain text at T = 0 does not loop."
-    columns = ("method", *(f"{what}, T = {t}" for t in (0, 1) for what in ("tau", "by depth", "same text")))
-    return f"{counts}\n\n{table(columns, [[name, *row] for name, row in rows.items()])}"
-
-
 def domains(report: Document) -> str:
     """tau and speed of every method by task, greedy; the speed alone where rounds are not told."""
     cold = [c for c in report.cells if c.temperature == 0]

@@ -7,6 +7,7 @@ import io
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from . import rows
 from .departures import CAUSES, DEPARTURES, WHY
@@ -18,6 +19,7 @@ VERDICTS = (HOLDS, PARTLY, NOISE, FAILS, OPEN, COMPUTED)
 COLUMNS = ("row", "model", "statement", "outcome", "figures", "would have seen", "files")
 FREE = "none"  # the model of rows that need none
 BIGGEST = 15_000  # bytes of the page
+UNSIGNED = "i"  # the letter of results without time and machine
 SHOWN = 2  # figures of a row on the page
 
 HEAD = """# The papers' findings, and ours
@@ -60,12 +62,12 @@ def judged(evidence: Evidence) -> dict[str, dict[str, tuple[list[Check], list[st
 Judged = Mapping[str, Mapping[str, tuple[Sequence[Check], Sequence[str]]]]
 
 
-def cell(row: str, model: str, checks: Sequence[Check]) -> str:
-    """A row's verdict on a model in one line."""
+def cell(row: str, model: str, checks: Sequence[Check], unsigned: bool = False) -> str:
+    """A row's verdict on a model in one line. `unsigned`: a file that it reads has neither time nor machine."""
     outcome = verdict(checks)
     if outcome == COMPUTED:
         return outcome
-    notes = ROWS[row].notes.get(model, "")
+    notes = ROWS[row].notes.get(model, "") + UNSIGNED * unsigned
     lacks = any(c.outcome == OPEN for c in checks)
     notes = "".join(x for x in notes if lacks or not x.isdigit())
     if outcome == OPEN:
@@ -86,6 +88,11 @@ def cell(row: str, model: str, checks: Sequence[Check]) -> str:
     return f"{shown} ({tally}){figures}{f'; {notes}' if notes else ''}"
 
 
+def unsigned(report: Any) -> bool:
+    """Whether a report stores neither how long its run took nor where."""
+    return not getattr(report, "run", None) or not report.run.seconds
+
+
 def page(results: Judged, evidence: Evidence) -> str:
     parts = [HEAD.strip(), summary(results)]
     for paper, title in PAPERS.items():
@@ -93,7 +100,11 @@ def page(results: Judged, evidence: Evidence) -> str:
         for row, claim in evidence.claims.items():
             if claim["paper"] != paper:
                 continue
-            cells = [cell(row, m, results[row][m][0]) if m in results[row] else "" for m in MODELS]
+            cells = [
+                cell(row, m, checks, any(unsigned(evidence.results[file]) for file in files))
+                for m in MODELS
+                for checks, files in (results[row].get(m, ((), ())),)
+            ]
             if FREE in results[row]:
                 cells = [cell(row, FREE, results[row][FREE][0])] * 2
             line = " | ".join((row, claim["finding"], evidence.published_text(row), *cells))
@@ -101,7 +112,7 @@ def page(results: Judged, evidence: Evidence) -> str:
         parts.append("\n".join(lines))
     causes = "\n".join(f"- **{row}**: {words}." for row, words in CAUSES.items())
     parts.append(f"## Why rows fail\n\n{READING}\n\n{causes}")
-    used = sorted({note for row in ROWS.values() for notes in row.notes.values() for note in notes})
+    used = sorted({note for row in ROWS.values() for notes in row.notes.values() for note in notes} | {UNSIGNED})
     for title, words in (("Departures", DEPARTURES), ("Not run", WHY)):
         parts.append(f"## {title}\n\n" + "\n".join(f"- **{x}**: {words[x]}." for x in used if x in words))
     return "\n\n".join(parts) + "\n"

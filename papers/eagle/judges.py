@@ -14,7 +14,7 @@ SIZES = ((4096, 32, 32, 11008), (5120, 40, 40, 13824), (6656, 52, 52, 17920), (8
 MATHS = ("gsm8k", "demo/gsm8k")
 
 
-@judges("E-F1, E-F2", studies={"demo": "drafters"}, SmolLM2="bw", demo="i5")
+@judges("E-F1, E-F2", studies={"demo": "drafters"}, SmolLM2="bw", demo="5")
 def gains(m: Measured) -> Iterator[Statement]:
     for t in (0, 1):
         yield lambda: least(f"speed-up of the tree at T = {t}, above 1", m("tree", t, "speedup"), 1.0)
@@ -108,7 +108,7 @@ def speed_of(m: Measured, file: str) -> Figure:
     raise Missing(f"speeds of {file} were not run")
 
 
-@judges("E-T4", studies={"SmolLM2": "smollm2_variants", "demo": "variants"}, SmolLM2="u", demo="iu")
+@judges("E-T4", studies={"SmolLM2": "smollm2_variants", "demo": "variants"}, SmolLM2="u", demo="u")
 def together(m: Measured) -> Iterator[Statement]:
     file, drafter = {"SmolLM2": ("smollm2_variants", "HASS"), "demo": ("variants", "HASS, 16x6")}[m.model]
     kinds = {"SmolLM2": {"compilation": "", "four bits": ", native"}, "demo": {"recording": "", "int8": ", eager+int8"}}
@@ -150,7 +150,7 @@ def own_data(m: Measured) -> Iterator[Statement]:
         yield lambda: m.versus(f"tau at T = {t}, {words}", f"{few} by the target", few, t)
 
 
-@judges("E-T7", studies={"SmolLM2": "eagle_batches", "demo": "batches"}, SmolLM2="bw", demo="iu")
+@judges("E-T7", studies={"SmolLM2": "eagle_batches", "demo": "batches"}, SmolLM2="bw", demo="u")
 def batches(m: Measured) -> Iterator[Statement]:
     published = m.evidence.published("Table 7; speedup, throughput at the largest batch", m.paper)
     twice = sum(float(row["value"]) for row in published) / len(published)

@@ -47,7 +47,7 @@ def extreme(t: float, node: int, rates: list[Figure]) -> Check:
     return higher(f"T = {t:g}, the next over P{node}", min(rest, key=lambda f: f.value), mine)
 
 
-@judges("E2-F6", SmolLM2="bw", demo="i")
+@judges("E2-F6", SmolLM2="bw")
 def confidence(m: Measured) -> Iterator[Statement]:
     for t in (0, 1):
         bins = m.bins("confident", t)
@@ -73,7 +73,7 @@ def published_order(m: Measured) -> list[str]:
     return sorted(names, key=lambda name: -gains[name])
 
 
-@judges("E2-T1", SmolLM2="bkv23", demo="o3")
+@judges("E2-T1", SmolLM2="bckv23", demo="o3")
 def order(m: Measured) -> Iterator[Statement]:
     gain = 1 + int(re.findall(r"(\d+)-\d+ %", m.evidence.claims["E2-T1"]["finding"])[0]) / 100
     for a, b in pairwise(published_order(m)):

@@ -12,7 +12,7 @@ BASE = {"demo": "hass passes=3", "SmolLM2": "hass as published"}  # three passes
 TABLES = {"SmolLM2": "smollm2_ablations", "demo": "ablations"}
 
 
-@judges("H-res", SmolLM2="bj5", demo="5")
+@judges("H-res", SmolLM2="bj", demo="5")
 def results(m: Measured) -> Iterator[Statement]:
     gain = 1 + int(re.findall(r"\+(\d+)-", m.evidence.claims["H-res"]["finding"])[0]) / 100
     for t in (0, 1):

@@ -30,7 +30,7 @@ computed_by("M-arch", "tests/models/test_medusa.py::test_network")
 computed_by("M-tree", "tests/unit/test_tree.py::test_templates")
 
 
-@judges("M-ladder", studies={"demo": "ladder medusa2 medusa2_distilled"}, SmolLM2="c58", demo="i3")
+@judges("M-ladder", studies={"demo": "ladder medusa2 medusa2_distilled"}, SmolLM2="c8", demo="3")
 def ladder(m: Measured) -> Iterator[Statement]:
     for of in ("tau", "speedup"):
         for a, b in pairwise(RUNGS):
@@ -39,20 +39,20 @@ def ladder(m: Measured) -> Iterator[Statement]:
                          m("self-distilled", 0), m(RUNGS[-2], 0))  # fmt: skip
 
 
-@judges("M-sizes", studies={"demo": "drafters"}, SmolLM2="c5", demo="i5")
+@judges("M-sizes", studies={"demo": "drafters"}, SmolLM2="c", demo="5")
 def sizes(m: Measured) -> Iterator[Statement]:
     for t in (0, 1):
         yield lambda: least(f"speed-up of Medusa at T = {t}, above 1", m("Medusa", t, "speedup"), 1.0)
 
 
-@judges("M-cat", SmolLM2="c3", demo="3")
+@judges("M-cat", SmolLM2="c", demo="3")
 def categories(m: Measured) -> Iterator[Statement]:
     for of in ("tau", "speedup"):
         for t in (0, 1):
             yield lambda: by_kind(m, "Medusa", t, of)
 
 
-@judges("M-sparse", SmolLM2="c3", demo="3")
+@judges("M-sparse", SmolLM2="c", demo="3")
 def sparse(m: Measured) -> Iterator[Statement]:
     for t in (0, 1):
         for shape, n in DENSE.items():
@@ -60,14 +60,14 @@ def sparse(m: Measured) -> Iterator[Statement]:
                                  m(f"sparse tree of {n}", t), m(f"dense tree {shape}", t))  # fmt: skip
 
 
-@judges("M-treesize", SmolLM2="ce3", demo="e3")
+@judges("M-treesize", SmolLM2="c", demo="e3")
 def tree_size(m: Measured) -> Iterator[Statement]:
     for t in (0, 1):
         yield lambda: higher(f"tau at T = {t}, 60 nodes over 4", m("60 nodes", t), m("4 nodes", t))
     speeds: dict[int, Figure] = {}
     for n in (1, 2, 4, 8, 16, 32, 60):
         try:
-            speeds[n] = ONE if n == 1 else m(f"{n} nodes", 0, "speedup")
+            speeds[n] = ONE if n == 1 else m("Medusa" if n == 16 else f"{n} nodes", 0, "speedup")
         except Missing:
             continue
     if len(speeds) < 4:

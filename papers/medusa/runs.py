@@ -17,7 +17,7 @@ METHODS = {
     **{f"dense tree {shape}": f"{HEADS}?tree=static&shape={shape}@{n}x4@rejection" for shape, n in DENSE.items()},
     **{f"sparse tree of {n}": f"{HEADS}?tree={TREE}@{n}x4@rejection" for n in sorted(set(DENSE.values()))},
     "Medusa": f"{HEADS}?scale=1@16x4@rejection",
-    **{f"{n} nodes": f"{HEADS}?scale=1@{n}x4@rejection" for n in (2, 4, 8, 16, 32, 60)},
+    **{f"{n} nodes": f"{HEADS}?scale=1@{n}x4@rejection" for n in (2, 4, 8, 32, 60)},
     "Medusa, coupled": f"{HEADS}?scale=1@16x4",
     "typical, low": f"{HEADS}?scale=1@16x4@typical?epsilon=0.03&delta=0.1",
     "typical, high": f"{HEADS}?scale=1@16x4@typical?epsilon=0.3&delta=0.3",
@@ -32,26 +32,6 @@ SIZES = {
     f"{n} nodes": f"HASS, {size}" for n, size in ((4, "4x3"), (8, "8x4"), (16, "16x6"), (32, "32x6"), (60, "60x6"))
 }
 USES = {
-    "SmolLM2": merged(
-        sources(
-            "smollm2_findings",
-            {
-                "heads as a chain": "Medusa, chain",
-                "dense tree 3,2,1": "Medusa, 3 x 2 x 1",
-                "sparse tree of 16": "Medusa, tuned",
-            },
-        ),
-        sources(
-            "smollm2",
-            {
-                "Medusa": "Medusa, 16 nodes",
-                "2 nodes": "HASS chain of 1",
-                "4 nodes": "HASS, 4 nodes",
-                "16 nodes": "HASS, 16 nodes",
-            },
-        ),
-        sources("smollm2_findings", {f"typical, {kind}": f"Medusa, {kind} typical" for kind in ("low", "high")}, 1.0),
-    ),
     "demo": merged(
         sources("ladder", LADDER),
         sources("medusa2", {"Medusa-2": "Medusa-2"}),

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..rows import merged, sources
-
 GAMMAS = (3, 5, 7)
 METHODS = {
     **{f"chain of {n}": f"{{llm}}?tree=chain@{n + 1}x{n}@rejection" for n in (1, 2, *GAMMAS)},
@@ -21,13 +19,3 @@ METHODS = {
 }
 TASKS = ("spec-bench/translation", "cnn-dm@600", "xsum@600", "humaneval", "gsm8k", "mt-bench")
 CHANGES: dict[str, Any] = {"SmolLM2": {"tasks": TASKS}}
-SPEEDS = {"none": "none", **{f"chain of {n}": f"HASS chain of {n}" for n in (1, 2)}}
-OLD = {"chain of 3": "HASS chain, 4x3, rejection", "chain of 5": "HASS chain, 6x5, rejection", "unigrams": "unigrams",
-       "bigrams": "bigrams"}  # fmt: skip
-COLD = {"chain of 3": "HASS chain, 4x3, coupled", "chain of 5": "HASS chain, 6x5, coupled"}
-USES = {
-    "SmolLM2": merged(
-        sources("smollm2_findings", OLD, 1.0), sources("smollm2_findings", COLD), sources("smollm2", SPEEDS),
-        sources("smollm2_findings", {name: OLD[name] for name in ("unigrams", "bigrams")}),
-    )
-}  # fmt: skip

@@ -55,7 +55,7 @@ def test_a_run_that_is_broken_off_goes_on(tmp_path: Path) -> None:
     runner = made.runner()
     runner.open(group.methods)
     assert not runner.run(group, stop_after_five)
-    early = document(Analysis(runner, keep_loops=True), [group], 0.0)
+    early = document(Analysis(runner, keep_loops=True), [group])
     assert {c.state for c in early.cells} == {"partial"}
     assert len(runner.store.samples) == 5
     again = made.runner()
@@ -66,7 +66,7 @@ def test_a_run_that_is_broken_off_goes_on(tmp_path: Path) -> None:
     assert len(keys) == 2 * 3 * 2
     assert {n for (method, *_), n in keys.items() if method == LOOKUP.name} == {1}
     assert list(read_samples(tmp_path)) == again.store.samples
-    done = document(Analysis(again, keep_loops=True), [group], 0.0)
+    done = document(Analysis(again, keep_loops=True), [group])
     assert {c.state for c in done.cells} == {"done"}
     assert all(c.prompts == 5 and c.repeats == 2 for c in done.cells)
     assert made.runner().missing(group) == []
@@ -95,7 +95,7 @@ def test_a_failure_is_its_cells_alone_and_is_tried_again(tmp_path: Path) -> None
     runner.open([NONE, LOOKUP])
     runner.peers["x"] = Failing(runner.peers["none"], at=3)
     assert runner.run(group)
-    cells = {c.method: c for c in document(Analysis(runner, keep_loops=True), [group], 0.0).cells}
+    cells = {c.method: c for c in document(Analysis(runner, keep_loops=True), [group]).cells}
     assert cells["x"].state == "failed"
     assert cells["x"].reason == "RuntimeError: out of memory"
     assert cells["none"].state == cells[LOOKUP.name].state == "done"
@@ -105,7 +105,7 @@ def test_a_failure_is_its_cells_alone_and_is_tried_again(tmp_path: Path) -> None
     asked: list[str] = []
     assert again.run(group, asked.append)
     assert not any(LOOKUP.name in what for what in asked), "what was measured is not measured again"
-    cells = {c.method: c for c in document(Analysis(again, keep_loops=True), [group], 0.0).cells}
+    cells = {c.method: c for c in document(Analysis(again, keep_loops=True), [group]).cells}
     assert {c.state for c in cells.values()} == {"done"}
     assert cells["x"].same_text == 4
     speeds = [c.speedup for c in cells.values()]
@@ -118,7 +118,7 @@ def test_a_peer_that_cannot_be_loaded_fails_alone(tmp_path: Path) -> None:
     runner = made.runner()
     runner.open(group.methods)
     assert runner.run(group)
-    cells = document(Analysis(runner, keep_loops=True), [group], 0.0).cells
+    cells = document(Analysis(runner, keep_loops=True), [group]).cells
     assert [c.state for c in cells] == ["done", "failed"]
 
 
@@ -150,7 +150,7 @@ def test_many_turns(tmp_path: Path, batch: int) -> None:
         [third.turns[0], letters.decode(answers[0]), third.turns[1], letters.decode(answers[1]), third.turns[2]]
     )
     assert seen[-1][-1] == letters(full)["input_ids"]
-    cells = document(Analysis(runner, keep_loops=True), [group], 0.0).cells
+    cells = document(Analysis(runner, keep_loops=True), [group]).cells
     assert cells[0].state == "done", cells[0].reason
     assert cells[0].new_tokens == 6 * 6
 
@@ -183,8 +183,8 @@ def test_loops_are_left_out_where_plain_text_repeats_itself(tmp_path: Path) -> N
     group = made.group([NONE, LOOKUP])
     runner.open(group.methods)
     assert runner.run(group)
-    cells = document(Analysis(runner), [group], 0.0).cells
+    cells = document(Analysis(runner), [group]).cells
     assert cells[1].prompts == 3
     hot = made.group([NONE, LOOKUP], temperature=1.0)
     assert runner.run(hot)
-    assert document(Analysis(runner), [hot], 0.0).cells[1].looping == 0
+    assert document(Analysis(runner), [hot]).cells[1].looping == 0

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from outrider.budgets.bandit import EXPLORE, PLAIN, BanditBudget, Play
+from outrider.budgets.bandit import PLAIN, BanditBudget, Play
 from outrider.budgets.budgeter import Report, nodes
 from outrider.core.noise import GumbelNoise
 from outrider.core.types import Rows
@@ -75,7 +75,7 @@ def test_rewards() -> None:
 
 
 def test_ucb_by_hand() -> None:
-    """Every arm once; then the highest mean + EXPLORE * sqrt(2 ln t / n)."""
+    """Every arm once; then the highest mean + sqrt(2 ln t / n), as in the paper."""
     bandit = ready(paper=True)
     given = {A: [3, 3, 2, 3], B: [4, 4, 5, 4, 4, 3, 5], C: [2, 1, 2, 2]}
     sums: dict[tuple[int, ...], list[float]] = {shape: [] for shape in (A, B, C)}
@@ -84,7 +84,7 @@ def test_ucb_by_hand() -> None:
         shape = bandit.choose(rows(t)).shape
         assert shape is not None
         missing = [s for s in sums if not sums[s]]
-        scores = {s: sum(r) / len(r) + EXPLORE * math.sqrt(2 * math.log(t) / len(r)) for s, r in sums.items() if r}
+        scores = {s: sum(r) / len(r) + math.sqrt(2 * math.log(t) / len(r)) for s, r in sums.items() if r}
         assert shape == (missing[0] if missing else max(scores, key=lambda s: scores[s]))
         n = next(turns[shape])
         bandit.learn(report(shape, n))

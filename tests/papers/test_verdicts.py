@@ -239,7 +239,7 @@ LEVELS: dict[str, Level] = {
     "speculative_sampling": ordered(
         "chain of 7", "chain of 5", "chain of 3", "smaller draft model", "bigrams", "unigrams"
     ),
-    "medusa": ordered("Medusa-2", "self-distilled", "60 nodes", "16 nodes",
+    "medusa": ordered("Medusa-2", "self-distilled", "60 nodes",
                       *(f"sparse tree of {n}" for n in (11, 15, 16, 21, 23)), "Medusa",
                       *(f"dense tree {shape}" for shape in DENSE), "typical, low", "typical, high",
                       "4 nodes", "heads as a chain", "1 nodes"),
@@ -302,7 +302,7 @@ def planted(paper: str, good: bool) -> dict[str, Any]:
     report = World(paper, good).report()
     results: dict[str, Any] = {f"{paper}_{model.lower()}": report for model in rows.MODELS}
     results |= {
-        "distributions": report,
+        "demo_distributions": report,
         "ablations": trainings(good),
         "smollm2_ablations": trainings(good),
         **contexts_(good),

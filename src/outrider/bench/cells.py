@@ -175,16 +175,15 @@ def newest(samples: Sequence[Sample]) -> dict[int, Sample]:
     return {s.chunk: s for s in ordered}
 
 
-def document(
-    analysis: Analysis, groups: Sequence[Group], seconds: float, advance: Advance = lambda what: None
-) -> Document:
-    """All figures of a run. seconds: duration of this session. advance: called for each group."""
+def document(analysis: Analysis, groups: Sequence[Group], advance: Advance = lambda what: None) -> Document:
+    """All figures of a run. advance: called for each group."""
     cells: list[Cell] = []
     for group in groups:
         advance(f"{group.task.name}, T = {group.temperature:g}: checking the texts")
         cells += analysis.cells(group)
     header = {k: v for k, v in analysis.runner.store.header.items() if k != "format"}
     target = analysis.runner.models.llm().target
+    seconds = sum(turn.seconds for sample in analysis.runner.store.samples for turn in sample.turns)
     run = RunInfo(**header, seconds=round(seconds, 1), precision=target.arithmetic, exact=target.exact)
     tasks = {t.name: TaskInfo(len(t.prompts), t.kind, t.note, t.raw, t.cut) for t in (g.task for g in groups)}
     return Document(run, tasks, cells, analysis.means(cells))

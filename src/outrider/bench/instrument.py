@@ -29,7 +29,6 @@ class Grid:
     config: Config
     runner: Runner
     groups: list[Group]
-    began: float
     complete: bool = False  # set by `measure`
 
     @classmethod
@@ -58,7 +57,7 @@ class Grid:
             Group(task, temperature, batch, methods.at(temperature, rows), config.repeats)
             for task, temperature, batch in product(tasks, config.temperatures, config.batch_sizes)
         ]
-        return cls(config, runner, groups, began)
+        return cls(config, runner, groups)
 
     def measure(self) -> None:
         """Measure what is missing, until the deadline."""
@@ -69,7 +68,7 @@ class Grid:
         """The figures of all samples, and the analysis behind them."""
         analysis = Analysis(self.runner, self.config.keep_loops)
         with self.resumable(), progress(len(self.groups)) as advance:
-            return document(analysis, self.groups, monotonic() - self.began, advance), analysis
+            return document(analysis, self.groups, advance), analysis
 
     @contextmanager
     def resumable(self) -> Iterator[None]:

@@ -7,9 +7,9 @@ target's own included. In passes of the target, with lambda = T_draft / T_target
     exact:  (T_target(n)/T_target(1) + lambda gamma) / mean of N            T_target(n): a pass over its n nodes
 
 The reward is minus that cost. The paper averages the first over rounds; the second is the time of a token in the long
-run. UCB1 plays every arm once, then the arm with the highest mean reward + EXPLORE * sqrt(2 ln t / n_k). An exact
-reward lies between -cost and -cost/(gamma + 1), and EXPLORE is in units of that range. Costs are measured in the rounds
-themselves. Choices depend on past rounds only, so a bandit may be used under every rule.
+run. UCB1 plays every arm once, then the arm with the highest mean reward + w * sqrt(2 ln t / n_k): w = 1 in the paper;
+beside the exact reward, EXPLORE of the range that the reward lies in, from -cost to -cost/(gamma + 1). Costs are
+measured in the rounds themselves. Choices depend on past rounds only, so a bandit may be used under every rule.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .curve import Mean
 
 Play = tuple[int, Shape]  # one of several drafters, counted from 0, and the shape of its trees
 PLAIN: Play = (0, ())
-EXPLORE = 0.3  # width of the confidence bound
+EXPLORE = 0.3  # width of the confidence bound, of an exact reward's range
 
 
 @dataclass
@@ -42,7 +42,7 @@ class Arm:
 class BanditBudget:
     """Chooses a shape each round, or a drafter and its shape. One instance serves a target and its drafters.
 
-    `paper`: the paper's reward, and rewards are forgotten where a request begins (in a batch, where all rows begin).
+    `paper`: the paper's reward and bound, and rewards are forgotten where a request begins (in a batch, where all rows begin).
     Costs are kept, by batch size. The first two rounds of each batch size draft nothing; the second measures the plain
     pass.
     """
@@ -81,10 +81,8 @@ class BanditBudget:
             arm = arms[play]
             if not arm.gain.bottom or not arm.verify.count:
                 return math.inf
-            width = math.sqrt(2 * math.log(rounds) / arm.gain.bottom)
-            if not self.paper:
-                width *= self._cost(arm, plain) * (1 - 1 / (len(play[1]) + 1))
-            return self._reward(arm, plain) + EXPLORE * width
+            scale = 1.0 if self.paper else EXPLORE * self._cost(arm, plain) * (1 - 1 / (len(play[1]) + 1))
+            return self._reward(arm, plain) + scale * math.sqrt(2 * math.log(rounds) / arm.gain.bottom)
 
         return max(self.arms, key=bound)
 
