@@ -8,7 +8,6 @@ It leaves out "X, coupled", our rule beside the paper's: at T = 0, where both wr
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -114,12 +113,6 @@ def study(paper: str, model: str, without: tuple[str, ...] = (), quiet: bool = F
     return grid, list(lacks)
 
 
-def commit() -> str:
-    """The commit that is checked out."""
-    git = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
-    return git.stdout.strip()
-
-
 def run(paper: str, model: str, quiet: bool, without: tuple[str, ...] = (), **changes: Any) -> None:
     """Run a paper's study of a model, and store its report without times; or on a quiet machine one text at a time, and
     store that with times beside it."""
@@ -132,6 +125,4 @@ def run(paper: str, model: str, quiet: bool, without: tuple[str, ...] = (), **ch
     grid = replace(grid, out=studies.RUNS / name, **{key: value for key, value in changes.items() if value is not None})
     document = measure(grid)
     lines = (Path(grid.out) / "samples.jsonl").read_text(encoding="utf-8").splitlines()
-    kept = studies.kept(document, name, studies.by_prompt(lines), timed=quiet)
-    kept["run"]["machine"]["commit"] = commit()
-    studies.write(name, kept)
+    studies.write(name, studies.kept(document, name, studies.by_prompt(lines), timed=quiet))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -285,7 +286,15 @@ def kept(
     return found
 
 
+def commit() -> str:
+    """The commit that is checked out."""
+    git = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    return git.stdout.strip()
+
+
 def write(name: str, document: dict[str, Any]) -> None:
+    """Store a report of `kept`, with the commit that made it."""
+    document["run"]["machine"]["commit"] = commit()
     path = RESULTS / f"{name}.json"
     text = json.dumps(document, separators=(",", ":")).replace('{"task"', '\n{"task"')
     path.write_text(text + "\n", encoding="utf-8")

@@ -110,7 +110,7 @@ def page(results: Judged, evidence: Evidence) -> str:
             line = " | ".join((row, claim["finding"], evidence.published_text(row), *cells))
             lines.append(f"| {line} |")
         parts.append("\n".join(lines))
-    causes = "\n".join(f"- **{row}**: {words}." for row, words in CAUSES.items())
+    causes = "\n".join(f"- **{names}**: {words}." for names, words in CAUSES)
     parts.append(f"## Why rows fail\n\n{READING}\n\n{causes}")
     used = sorted({note for row in ROWS.values() for notes in row.notes.values() for note in notes} | {UNSIGNED})
     for title, words in (("Departures", DEPARTURES), ("Not run", WHY)):

@@ -133,7 +133,7 @@ def tree(m: Measured) -> Iterator[Statement]:
                             difference(m("tree", t, "speedup"), m("chain", t, "speedup")), faster)  # fmt: skip
 
 
-@judges("E-F3, E-F5, E-F10", studies={"SmolLM2": "smollm2_ablations", "demo": "ablations"}, SmolLM2="bjk", demo="j")
+@judges("E-F3, E-F5, E-F10", studies={"SmolLM2": "smollm2_ablations", "demo": "ablations"}, SmolLM2="bjkm", demo="jm")
 def inputs(m: Measured) -> Iterator[Statement]:
     runs = {"shifted token": "eagle", "unshifted": "eagle inputs=feature+unshifted",
             "feature only": "eagle inputs=feature", "token only": "eagle inputs=token"}  # fmt: skip

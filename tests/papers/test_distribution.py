@@ -91,9 +91,9 @@ def sampled(tmp_path_factory: pytest.TempPathFactory) -> Document:
     runner.open(group.methods[:1])
     assert runner.run(group)
     analysis = Analysis(runner, keep_loops=True)
-    result = document(analysis, [group], 1.0)
+    result = document(analysis, [group])
     made = Document(result.run, result.tasks, [extended(Cell, c) for c in result.cells])
-    judge_laws(made, analysis, Grid(Study(), runner, [group], 0.0))
+    judge_laws(made, analysis, Grid(Study(), runner, [group]))
     return made
 
 

@@ -72,7 +72,7 @@ def test_quality_of_a_lossy_method(models: Models, tmp_path: Path) -> None:
     group = Group(task, 1.0, 1, tuple(rows), 1)
     runner.open(rows)
     assert runner.run(group)
-    cell = document(Analysis(runner, keep_loops=True), [group], 0.0).cells[1]
+    cell = document(Analysis(runner, keep_loops=True), [group]).cells[1]
     assert (cell.state, cell.lossless) == ("done", False)
 
     llm = models.llm()

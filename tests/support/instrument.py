@@ -100,4 +100,4 @@ class Lab:
         runner.peers |= peers or {}
         runner.open([m for m in methods if m.name not in runner.peers])
         assert runner.run(group)
-        return {c.method: to_json(c) for c in document(Analysis(runner, keep_loops=True), [group], 1.0).cells}
+        return {c.method: to_json(c) for c in document(Analysis(runner, keep_loops=True), [group]).cells}
