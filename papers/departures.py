@@ -37,15 +37,15 @@ WHY = {
 CAUSES: tuple[tuple[str, str], ...] = (  # (rows with a statement that fails, why)
     (
         "L-38, M-ladder, M-sizes, M-treesize, E-F1, E-F2, E-T5, E-F9, E-T7, Ma-T4, Ma-T5",
-        "speeds: on two cores of a Zen 4 a pass takes as long as it has nodes (plain 4.5 ms; 8 nodes 11, 16 17, 26 26, 60 "
-        "54), where a GPU waits for its memory, so that what has fewer nodes is faster, and the most that any of these "
-        "guesses, two tokens a round, cannot pay for ten. In batches plain decoding already fills the cores. (On two Intel "
-        "cores with tiles a pass over 16 nodes takes 1.5 plain ones, and EAGLE gains)",
+        "speeds: on two cores of a Zen 4 a pass takes as long as it has nodes (plain 4.5 ms; 8 nodes 11, 16 17, 26 26, "
+        "60 54), where a GPU waits for its memory. So what has fewer nodes is faster, and two tokens a round, the most "
+        "that is guessed here, do not pay for 26 nodes. In batches plain decoding already fills the cores. (On two "
+        "Intel cores with tiles a pass over 16 nodes takes 1.5 plain ones, and EAGLE gains)",
     ),
     (
         "E-T5, E-F9",
         "the tree multiplies tokens a round by 1.26, the paper's by 1.22: the gain is smaller because the chain's 1.55 "
-        "tokens are half of the paper's. The drafter learnt two million tokens, and the target has 135 million parameters",
+        "are half of the paper's. The drafter learnt two million tokens, and the target has 135 million parameters",
     ),
     (
         "E2-T1",

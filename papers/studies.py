@@ -155,9 +155,10 @@ STUDIES: dict[str, Study | Callable[[], Study]] = {
                                batch_sizes=(1, 4, 8), temperatures=(0.0, 0.6, 1.0), limit=8, peers=(), explain=False,
                                tasks=("mt-bench", "gsm8k"), keep_loops=True),
     # EAGLE's own chain and tree over batches, as in its Table 7.
-    "eagle_batches": replace(PAPERS, temperatures=(0.0,), batch_sizes=(1, 2, 4, 8, 16, 32), limit=32, peers=(), explain=False,
-                             tasks=("mt-bench",), keep_loops=True, drafters=tuple(f"{name}={EAGLE}?tree={tree}" for name, tree in (
-                                 ("chain", "chain@6x5"), ("short chain", "chain@3x2"), ("tree", "static@26x5")))),
+    "eagle_batches": replace(PAPERS, temperatures=(0.0,), batch_sizes=(1, 2, 4, 8, 16, 32), limit=32, peers=(),
+                             explain=False, tasks=("mt-bench",), keep_loops=True, drafters=tuple(
+        f"{name}={EAGLE}?tree={tree}" for name, tree in
+        (("chain", "chain@6x5"), ("short chain", "chain@3x2"), ("tree", "static@26x5")))),
     # Spec-Bench's summaries and questions with passages, where text is copied.
     "smollm2_summaries": replace(PAPERS, tasks=("spec-bench/summarisation@600", "spec-bench/retrieval@600"), peers=(),
                                  drafters=("lookup", "suffix", "lookup and suffix=lookup + suffix",
@@ -187,9 +188,13 @@ STUDIES: dict[str, Study | Callable[[], Study]] = {
     "temperatures": replace(BASE, drafters=(f"{HASS}@16x6", f"{CHAIN}@6x5"), rules=("coupled", "rejection", "typical"),
                             temperatures=(0.0, 0.3, 0.6, 1.0), limit=3),
     # Sampled under `rejection`, as many tokens as a bias of 0.0026 takes to be seen.
+    # What one of many tests refused (p 0.0002 of 4,435 tokens), with another seed and more tokens.
+    "smollm2_distributions": replace(PAPERS, tokens=96, temperatures=(1.0,), limit=20, batch_sizes=(5,), seed=1,
+                                     peers=(), explain=False, drafters=(
+        f"16x5 without both={EAGLE}?scale=1&nodes=61&value=false&rerank=false@16x5@rejection",)),
     "demo_distributions": replace(BASE, tokens=256, temperatures=(1.0,), limit=23, batch_sizes=(23,), peers=(),
                     explain=False, keep_loops=True, drafters=tuple(f"{name}={spec}@rejection" for name, spec in (
-                        ("chain", "model?tree=chain@6x5"), ("sampled tree", "model@3,2,1"),
+                        ("chain of 5", "model?tree=chain@6x5"), ("sampled tree", "model@3,2,1"),
                         ("dynamic tree", "eagle:demo?scale=1@16x5"),
                         ("dynamic tree without both", "eagle:demo?scale=1&value=false&rerank=false@16x5")))),
     "calibration": replace(BASE, drafters=tuple(f"{label}={spec}" for label, spec in (

@@ -100,13 +100,11 @@ def page(results: Judged, evidence: Evidence) -> str:
         for row, claim in evidence.claims.items():
             if claim["paper"] != paper:
                 continue
-            cells = [
-                cell(row, m, checks, any(unsigned(evidence.results[file]) for file in files))
-                for m in MODELS
-                for checks, files in (results[row].get(m, ((), ())),)
-            ]
-            if FREE in results[row]:
-                cells = [cell(row, FREE, results[row][FREE][0])] * 2
+            cells = []
+            for model in (FREE, FREE) if FREE in results[row] else MODELS:
+                checks, files = results[row].get(model, ((), ()))
+                old = any(unsigned(evidence.results[file]) for file in files)
+                cells.append(cell(row, model, checks, old) if checks else "")
             line = " | ".join((row, claim["finding"], evidence.published_text(row), *cells))
             lines.append(f"| {line} |")
         parts.append("\n".join(lines))

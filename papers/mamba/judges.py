@@ -10,7 +10,7 @@ from outrider.bench.document import Estimate
 
 from .. import contexts
 from ..document import Cell
-from ..figures import CLOSE, Check, Figure, beside, close, higher, least, quotient, true
+from ..figures import CLOSE, Check, Figure, close, higher, least, quotient, true
 from ..reliability import ece
 from ..rows import Measured, Missing, Statement, computed_by, judges
 from .runs import SHAPES
@@ -159,7 +159,6 @@ def tree(m: Measured) -> Iterator[Statement]:
     for of in ("tau", "tokens_per_second"):
         for t in (0, 1):
             yield lambda: higher(f"{of} at T = {t}, tree over chain", m(shape, t, of), m("Mamba, chain", t, of))
-    yield lambda: beside("tau of the chain at T = 1", m("Mamba, chain, coupled", 1), m("Mamba, chain", 1))
 
 
 @judges("Ma-T5", SmolLM2="gw", demo="a3")

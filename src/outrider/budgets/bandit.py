@@ -42,9 +42,9 @@ class Arm:
 class BanditBudget:
     """Chooses a shape each round, or a drafter and its shape. One instance serves a target and its drafters.
 
-    `paper`: the paper's reward and bound, and rewards are forgotten where a request begins (in a batch, where all rows begin).
-    Costs are kept, by batch size. The first two rounds of each batch size draft nothing; the second measures the plain
-    pass.
+    `paper`: the paper's reward and bound, and rewards are forgotten where a request begins (in a batch, where all rows
+    begin). Costs are kept, by batch size. The first two rounds of each batch size draft nothing; the second measures
+    the plain pass.
     """
 
     arms: tuple[Play, ...]
