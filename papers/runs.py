@@ -3,7 +3,7 @@
 A paper's `runs.py` names its METHODS as templates over a model's drafters; `study` makes a grid of them. Drafters that
 are not there are left out, with the command that makes them. What is counted (tokens, rounds, acceptance) does not
 depend on the clock. A run on a quiet machine (`--quiet`) has one text at a time, and a file of its own with its times.
-It leaves out "X, coupled", our rule beside the paper's: at T = 0, where both write the same text, one alone would run.
+It leaves out "X, coupled": at T = 0 a grid measures one lossless rule alone, `coupled`, and X would have no time.
 """
 
 from __future__ import annotations

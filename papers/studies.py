@@ -187,11 +187,11 @@ STUDIES: dict[str, Study | Callable[[], Study]] = {
                         peers=("transformers", "transformers?cache=static", "transformers?lookup=10")),
     "temperatures": replace(BASE, drafters=(f"{HASS}@16x6", f"{CHAIN}@6x5"), rules=("coupled", "rejection", "typical"),
                             temperatures=(0.0, 0.3, 0.6, 1.0), limit=3),
-    # Sampled under `rejection`, as many tokens as a bias of 0.0026 takes to be seen.
     # What one of many tests refused (p 0.0002 of 4,435 tokens), with another seed and more tokens.
     "smollm2_distributions": replace(PAPERS, tokens=96, temperatures=(1.0,), limit=20, batch_sizes=(5,), seed=1,
                                      peers=(), explain=False, drafters=(
         f"16x5 without both={EAGLE}?scale=1&nodes=61&value=false&rerank=false@16x5@rejection",)),
+    # Sampled under `rejection`, as many tokens as a bias of 0.0026 takes to be seen.
     "demo_distributions": replace(BASE, tokens=256, temperatures=(1.0,), limit=23, batch_sizes=(23,), peers=(),
                     explain=False, keep_loops=True, drafters=tuple(f"{name}={spec}@rejection" for name, spec in (
                         ("chain of 5", "model?tree=chain@6x5"), ("sampled tree", "model@3,2,1"),
@@ -298,7 +298,7 @@ def commit() -> str:
 
 
 def write(name: str, document: dict[str, Any]) -> None:
-    """Store a report of `kept`, with the commit that made it."""
+    """Store a report of `kept`, with the commit that is checked out."""
     document["run"]["machine"]["commit"] = commit()
     path = RESULTS / f"{name}.json"
     text = json.dumps(document, separators=(",", ":")).replace('{"task"', '\n{"task"')

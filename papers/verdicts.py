@@ -11,6 +11,7 @@ from typing import Any
 
 from . import rows
 from .departures import CAUSES, DEPARTURES, WHY
+from .document import Document
 from .figures import BESIDE, COMPUTED, FAILS, HOLDS, NOISE, OPEN, PARTLY, Check, verdict
 from .rows import HERE, MODELS, PAPERS, ROWS, Evidence
 
@@ -19,7 +20,7 @@ VERDICTS = (HOLDS, PARTLY, NOISE, FAILS, OPEN, COMPUTED)
 COLUMNS = ("row", "model", "statement", "outcome", "figures", "would have seen", "files")
 FREE = "none"  # the model of rows that need none
 BIGGEST = 15_000  # bytes of the page
-UNSIGNED = "i"  # the letter of results without time and machine
+UNSIGNED = "i"  # the letter of results without a processor's name
 SHOWN = 2  # figures of a row on the page
 
 HEAD = """# The papers' findings, and ours
@@ -63,13 +64,13 @@ Judged = Mapping[str, Mapping[str, tuple[Sequence[Check], Sequence[str]]]]
 
 
 def cell(row: str, model: str, checks: Sequence[Check], unsigned: bool = False) -> str:
-    """A row's verdict on a model in one line. `unsigned`: a file that it reads has neither time nor machine."""
+    """A row's verdict on a model in one line. `unsigned`: a file that it reads does not name its processor."""
     outcome = verdict(checks)
     if outcome == COMPUTED:
         return outcome
-    notes = ROWS[row].notes.get(model, "") + UNSIGNED * unsigned
     lacks = any(c.outcome == OPEN for c in checks)
-    notes = "".join(x for x in notes if lacks or not x.isdigit())
+    notes = "".join(x for x in ROWS[row].notes.get(model, "") if lacks or not x.isdigit())
+    notes = "".join(sorted(notes + UNSIGNED * (unsigned and outcome != OPEN), key=str.isdigit))
     if outcome == OPEN:
         return f"not run; {notes}"
     runs = [c for c in checks if c.outcome not in (COMPUTED, BESIDE)]
@@ -89,8 +90,8 @@ def cell(row: str, model: str, checks: Sequence[Check], unsigned: bool = False) 
 
 
 def unsigned(report: Any) -> bool:
-    """Whether a report stores neither how long its run took nor where."""
-    return not getattr(report, "run", None) or not report.run.seconds
+    """Whether a report does not name the processor of its run."""
+    return not isinstance(report, Document) or "flags" not in report.run.machine
 
 
 def page(results: Judged, evidence: Evidence) -> str:

@@ -69,7 +69,7 @@ def beta(m: Measured) -> Iterator[Statement]:
                              *(m.rates(name, at)[0] for name in ("beta 0.5 chain", "HASS chain")))  # fmt: skip
 
 
-@judges("H-step-acc", SmolLM2="bfj", demo="f3")
+@judges("H-step-acc", SmolLM2="bfj", demo="f")
 def by_step(m: Measured) -> Iterator[Statement]:
     for t in (0, 1):
         gains = [difference(a, b) for a, b in zip(m.rates("HASS chain", t), m.rates("EAGLE chain", t), strict=True)]

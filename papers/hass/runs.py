@@ -17,5 +17,4 @@ METHODS = {
     "beta 0.5 chain": "{beta hass}?tree=chain@6x5@rejection",
 }
 CHANGES: dict[str, Any] = {}
-NAMES = {"HASS": "HASS", "EAGLE-2": "EAGLE-2", "HASS chain": "HASS chain", "EAGLE chain": "EAGLE chain"}
-USES = {"demo": merged(sources("drafters", NAMES))}
+USES = {"demo": merged(sources("drafters", {"HASS": "HASS", "EAGLE-2": "EAGLE-2"}))}

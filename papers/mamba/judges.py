@@ -48,7 +48,7 @@ def step(cell: Cell) -> float | None:
     return cell.round_ms.draft / (cell.nodes - 1) if cell.round_ms and cell.nodes else None
 
 
-@judges("Ma-F1", studies=CONTEXTS, SmolLM2="gw", demo="n")
+@judges("Ma-F1", studies=CONTEXTS, SmolLM2="gw", demo="n3")
 def memory_and_time(m: Measured) -> Iterator[Statement]:
     for name in NAMES:
         sizes = over_contexts(m, name, state)
@@ -58,7 +58,7 @@ def memory_and_time(m: Measured) -> Iterator[Statement]:
     growth = {name: (times := over_contexts(m, name, step))[-1] / times[0] for name in ("Mamba", "Llama")}
     words = "a drafted token's time grows more with the Transformer than with the Mamba"
     yield true(words, growth["Llama"] > growth["Mamba"], f"{growth['Llama']:.2f}x against {growth['Mamba']:.2f}x")
-    yield lambda: least("the peak memory of the Transformer's growth over the Mamba's, above 1", peaks(m), 1.0)
+    yield lambda: least("growth of the process's peak, the Transformer's over the Mamba's, above 1", peaks(m), 1.0)
 
 
 def peaks(m: Measured) -> Figure:
@@ -118,7 +118,7 @@ def quotient_like(m: Measured, t: float, of: str) -> Check:
     return close(f"{of} at T = {t:g}, Mamba's like EAGLE's", quotient(mamba, eagle), 1.0)
 
 
-@judges("Ma-T2", studies=CONTEXTS, SmolLM2="gsw", demo="ns")
+@judges("Ma-T2", studies=CONTEXTS, SmolLM2="gsw", demo="ns3")
 def long_contexts(m: Measured) -> Iterator[Statement]:
     mamba, eagle = (over_contexts(m, name, state)[-1] for name in ("Mamba", "EAGLE"))
     yield true(

@@ -1,6 +1,6 @@
 """Mamba and Transformer draft models as chains and over the paper's shapes, under `rejection`; its bandit.
 
-The bandit has the paper's reward, forgets at each request, and the paper's comparison is the shape (3,3,2,1).
+The bandit has the paper's reward and bound, forgets at each request, and the paper's comparison is the shape (3,3,2,1).
 """
 
 from __future__ import annotations
@@ -37,9 +37,4 @@ DEMO = {
 }
 REJECTION = {"Mamba, chain": "Mamba 1.5M, chain, rejection", "Llama, chain": "Llama 1.5M, chain, rejection",
              "Mamba, 3,2,2,1,1": "Mamba 1.5M, 3,2,2,1,1, rejection"}  # fmt: skip
-CONFIDENT = {f"{name}, tree": f"{name}, 16x6" for name in ("Mamba", "Llama")}
-SAMPLED = {f"{name}, tree": f"{name}, rejection, 16x6" for name in ("Mamba", "Llama")}
-USES = {
-    "SmolLM2": merged(sources("smollm2_confidence", CONFIDENT), sources("smollm2_confidence", SAMPLED, 1.0)),
-    "demo": merged(sources("mamba", DEMO), sources("mamba", REJECTION, 1.0)),
-}  # fmt: skip
+USES = {"demo": merged(sources("mamba", DEMO), sources("mamba", REJECTION, 1.0))}

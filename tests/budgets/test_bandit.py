@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from outrider.budgets.bandit import PLAIN, BanditBudget, Play
+from outrider.budgets.bandit import EXPLORE, PLAIN, BanditBudget, Play
 from outrider.budgets.budgeter import Report, nodes
 from outrider.core.noise import GumbelNoise
 from outrider.core.types import Rows
@@ -74,22 +74,28 @@ def test_rewards() -> None:
     assert means[False] == pytest.approx({NONE: -1.0, A: -2 * (3 + drafting) / 5})
 
 
-def test_ucb_by_hand() -> None:
-    """Every arm once; then the highest mean + sqrt(2 ln t / n), as in the paper."""
-    bandit = ready(paper=True)
+@pytest.mark.parametrize("paper", [True, False])
+def test_ucb_by_hand(paper: bool) -> None:
+    """Every arm once; then the highest mean + w sqrt(2 ln t / n): w = 1 as in the paper, or EXPLORE of the range."""
+    bandit = ready(paper=paper)
     given = {A: [3, 3, 2, 3], B: [4, 4, 5, 4, 4, 3, 5], C: [2, 1, 2, 2]}
-    sums: dict[tuple[int, ...], list[float]] = {shape: [] for shape in (A, B, C)}
+    tokens: dict[tuple[int, ...], list[int]] = {shape: [] for shape in (A, B, C)}
     turns = {shape: iter(tokens * 9) for shape, tokens in given.items()}
+
+    def score(shape: tuple[int, ...], t: int) -> float:
+        mine, cost = tokens[shape], 1 + len(shape) * 0.1
+        reward = -cost * (sum(1 / n for n in mine) / len(mine) if paper else len(mine) / sum(mine))
+        w = 1.0 if paper else EXPLORE * (cost - cost / (len(shape) + 1))
+        return reward + w * math.sqrt(2 * math.log(t) / len(mine))
+
     for t in range(24):
         shape = bandit.choose(rows(t)).shape
         assert shape is not None
-        missing = [s for s in sums if not sums[s]]
-        scores = {s: sum(r) / len(r) + math.sqrt(2 * math.log(t) / len(r)) for s, r in sums.items() if r}
-        assert shape == (missing[0] if missing else max(scores, key=lambda s: scores[s]))
-        n = next(turns[shape])
-        bandit.learn(report(shape, n))
-        sums[shape].append(-(1 + len(shape) * 0.1) / n)
-    assert max(sums, key=lambda s: len(sums[s])) == B
+        missing = [s for s in tokens if not tokens[s]]
+        assert shape == (missing[0] if missing else max(tokens, key=lambda s: score(s, t)))
+        tokens[shape].append(next(turns[shape]))
+        bandit.learn(report(shape, tokens[shape][-1]))
+    assert max(tokens, key=lambda s: len(tokens[s])) == B
 
 
 def played(bandit: BanditBudget, gains: dict[Any, list[int]], rounds: int, seed: int, first: int = 0) -> list[Any]:

@@ -148,7 +148,7 @@ class TaskInfo:
 
 @dataclass
 class RunInfo:
-    """The arguments, time and machine of a run. `seconds`: what its answers took, in all sessions."""
+    """The arguments, time and machine of a run. `seconds`: of all answers in its folder."""
 
     target: str
     started: str = ""

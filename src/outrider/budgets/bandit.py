@@ -8,7 +8,7 @@ target's own included. In passes of the target, with lambda = T_draft / T_target
 
 The reward is minus that cost. The paper averages the first over rounds; the second is the time of a token in the long
 run. UCB1 plays every arm once, then the arm with the highest mean reward + w * sqrt(2 ln t / n_k): w = 1 in the paper;
-beside the exact reward, EXPLORE of the range that the reward lies in, from -cost to -cost/(gamma + 1). Costs are
+beside the exact reward, EXPLORE times the reward's range, from -cost to -cost/(gamma + 1). Costs are
 measured in the rounds themselves. Choices depend on past rounds only, so a bandit may be used under every rule.
 """
 
@@ -25,7 +25,7 @@ from .curve import Mean
 
 Play = tuple[int, Shape]  # one of several drafters, counted from 0, and the shape of its trees
 PLAIN: Play = (0, ())
-EXPLORE = 0.3  # width of the confidence bound, of an exact reward's range
+EXPLORE = 0.3  # width of the confidence bound, in ranges of the exact reward
 
 
 @dataclass
