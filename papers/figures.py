@@ -224,7 +224,8 @@ def computed(words: str, right: bool, figures: str = "") -> Check:
 
 def beside(words: str, *figures: Figure) -> Check:
     """What `coupled` gives, beside the papers' rule."""
-    return Check(f"{words}, under `coupled`", BESIDE, " against ".join(map(str, figures)))
+    short = "/".join(f.short for f in figures)
+    return Check(f"{words}, under `coupled`", BESIDE, " against ".join(map(str, figures)), short)
 
 
 def open_(words: str) -> Check:

@@ -39,7 +39,7 @@ beyond chance (5 %). A figure without an interval is taken to be known to 1.5 %.
 
 **holds**, **does not hold**: all statements that were run; **partly**: some; *undecided*: the intervals overlap; *not
 run*: no measurement. *computed*: a closed form or our own shapes counted, which is no finding. Behind the counts of
-statements are figures of the first that decide (a/b: one method's and the other's). Letters are departures from the
+statements are figures of the first that decide (a/b: one method's and the other's), and what our own rule gives. Letters are departures from the
 papers, digits say why statements were not run ([below](#departures)).
 """
 
@@ -85,7 +85,8 @@ def cell(row: str, model: str, checks: Sequence[Check], unsigned: bool = False) 
     )
     first = [c.short for c in runs if c.short and c.outcome in (HOLDS, FAILS)] or [c.short for c in runs if c.short]
     shown = f"**{outcome}**" if outcome in (HOLDS, PARTLY, FAILS) else outcome
-    figures = f": {', '.join(first[:SHOWN])}" if first else ""
+    ours = [f"`coupled` {c.short}" for c in checks if c.outcome == BESIDE and c.short][:1]
+    figures = f": {', '.join((*first[:SHOWN], *ours))}" if first or ours else ""
     return f"{shown} ({tally}){figures}{f'; {notes}' if notes else ''}"
 
 

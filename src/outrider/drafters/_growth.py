@@ -178,13 +178,18 @@ def static(
     b, n, layers = len(rows), len(parents), plan(parents)
     sampled = rows.rule in ("rejection", "block") and rows.sampled
     fed, since, above = root_only(rows.root), 0, np.array(parents)
-    tokens, values, q = np.zeros((b, n), np.int64), np.zeros((b, n), np.float32), list[Array]()
+    tokens, values, q = np.zeros((b, n), np.int64), np.zeros((b, n), np.float32), None
     tokens[:, 0] = rows.root
+    columns: Any = slice(None) if names is None else array(names)
     for depth, layer in enumerate(layers, 1):
         logits = step(fed, since) if since else first
         if sampled:
-            q.append(_distributions(logits, rows, names, vocab))
-            children = sampling.sample(q[-1], layer.most, rows, since, growth.replacement)
+            p = _distributions(logits, rows)
+            children = sampling.sample(p, layer.most, rows, since, growth.replacement)
+            children = children if names is None else columns[children]
+            if q is None:
+                q = np.zeros((b, 1 + sum(each.inner for each in layers), p.shape[2] if names is None else vocab))
+            q[:, since : since + p.shape[1]][..., columns] = p
         else:
             chain = layer.most == 1
             children, own = rank(logits, rows, depth, layer.most, growth.scale, warp=chain, names=names)
@@ -201,21 +206,16 @@ def static(
     filtered = any(s.warped for s in rows.sampling) and any(layer.most == 1 for layer in layers)
     rows_of = [(row, list(parents), logs) for row, logs in zip(tokens.tolist(), values.tolist(), strict=True)]
     made = from_lists(rows_of, values=not sampled and not filtered)
-    if q:
-        made = replace(made, q=np.concatenate(q, 1), replacement=growth.replacement)
+    if q is not None:
+        made = replace(made, q=q, replacement=growth.replacement)
     return made, [[i if i < fed.nodes else -1 for i in range(n)] for _ in range(b)]
 
 
-def _distributions(logits: Any, rows: Rows, names: Any, vocab: int) -> Array:
-    """The distribution below every node and row, over the target's vocabulary: float64 [b, w, v]."""
-    q = np.array([
+def _distributions(logits: Any, rows: Rows) -> Array:
+    """The distribution below every node and row, over the draft vocabulary: float64 [b, w, v]."""
+    return np.array([
         [sampling.distribution(z, s) for z in row] for row, s in zip(array(logits), rows.sampling, strict=True)
     ])  # fmt: skip
-    if names is None:
-        return q
-    spread = np.zeros((*q.shape[:2], vocab))
-    spread[..., array(names)] = q
-    return spread
 
 
 @dataclass(frozen=True)
