@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from outrider.core.sampling import draw
 from outrider.core.tree import from_lists, root_only
 from outrider.core.types import Array, DraftTree, Question, Rows, RowText, Verdict
 from outrider.core.verify import judge
-from outrider.params import Sampling
+from outrider.params import RULES, Sampling
 
 CODE = library("float32", "float32")
 pytestmark = needs_code
@@ -90,6 +91,10 @@ def test_walks_are_those_of_the_reference(seed: int, vocab: int) -> None:
     wanted = right(rows, tree, logits)
     assert walked(rows, tree, logits) == wanted
     assert max(map(len, wanted.paths)) > 1
+    if not rows.sampled:
+        for rule in RULES:
+            other = replace(rows, rule=rule)
+            assert walked(other, tree, logits) == right(other, tree, logits) == wanted
 
 
 def test_logits_that_are_nan_or_infinite() -> None:
@@ -231,7 +236,9 @@ def test_unsupported_rows_are_left_to_python() -> None:
     assert walk(question(rows, tree, logits)) is not None
     assert walk(question(rows, tree, logits.astype(np.float64))) is None
     assert walk(question(rows, tree, logits, process=lambda output, scores: scores)) is None
-    assert walk(question(Rows(**{**rows.__dict__, "rule": "rejection"}), tree, logits)) is None
+    hot = rows_of([Sampling(temperature=1.0)], [1], [0], 40)
+    assert walk(question(hot, tree, logits)) is not None
+    assert walk(question(replace(hot, rule="rejection"), tree, logits)) is None
 
 
 def test_every_token_of_a_filtered_distribution_comes_as_often_as_it_should() -> None:

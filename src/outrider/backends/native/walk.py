@@ -35,7 +35,8 @@ class Filters:
 
 
 class Walk:
-    """`walk(question)`: what is accepted of each row's tree under the coupled rule."""
+    """`walk(question)`: what is accepted of each row's tree under the coupled rule; at T = 0, where all rules accept the
+    target's likeliest tokens, under any."""
 
     def __init__(self, code: Library):
         self.call, self.filters = code.walk_trees, Filters((), 0)
@@ -44,11 +45,11 @@ class Walk:
         """The verdict; logits of rows whose texts change some are overwritten.
 
         Returns:
-            None where the reference must decide: another rule, a caller's own processing, logits in another precision,
-            or where rounding could decide what a filter (top-k, top-p, min-p) keeps.
+            None where the reference must decide: another rule at T > 0, a caller's own processing, logits in another
+            precision, or where rounding could decide what a filter (top-k, top-p, min-p) keeps.
         """
         rows, tree, logits, filters = question.rows, question.tree, question.logits, self.filters
-        if rows.rule != "coupled" or any(text.process for text in question.texts):
+        if (rows.rule != "coupled" and rows.sampled) or any(text.process for text in question.texts):
             return None
         if logits.dtype != np.float32 or not logits.flags.c_contiguous:
             return None
