@@ -39,8 +39,8 @@ beyond chance (5 %). A figure without an interval is taken to be known to 1.5 %.
 
 **holds**, **does not hold**: all statements that were run; **partly**: some; *undecided*: the intervals overlap; *not
 run*: no measurement. *computed*: a closed form or our own shapes counted, which is no finding. Behind the counts of
-statements are figures of the first that decide (a/b: one method's and the other's), and what our own rule gives. Letters are departures from the
-papers, digits say why statements were not run ([below](#departures)).
+statements are figures of the first that decide (a/b: one method's and the other's), and what our own rule gives.
+Letters are departures from the papers, digits say why statements were not run ([below](#departures)).
 """
 
 

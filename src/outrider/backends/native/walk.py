@@ -35,8 +35,8 @@ class Filters:
 
 
 class Walk:
-    """`walk(question)`: what is accepted of each row's tree under the coupled rule; at T = 0, where all rules accept the
-    target's likeliest tokens, under any."""
+    """`walk(question)`: what is accepted of each row's tree under the coupled rule; under any where T = 0, since all
+    accept the target's likeliest tokens there."""
 
     def __init__(self, code: Library):
         self.call, self.filters = code.walk_trees, Filters((), 0)
