@@ -29,19 +29,9 @@ METHODS = {
     "positions": "{eagle}@2,2@rejection",
 }  # fmt: skip
 CHANGES: dict[str, Any] = {name: {"observe": ("confident", "positions")} for name in ("SmolLM2", "demo")}
-LATER = {
-    "Hydra": "Hydra, 16 nodes",
-    "Medusa": "Medusa, 16 nodes",
-    "SpS": "Llama, 16 nodes",
-    "EAGLE-2": "EAGLE, 16 nodes",
-    "PLD": "lookup",
-    "Lookahead": "lookahead",
-}
-EQUAL = {"EAGLE-2": "EAGLE", "Hydra": "Hydra", "Medusa": "Medusa", "SpS": "Llama"}
 DEMO = {"PLD": "lookup", "SpS": "draft model", "Medusa": "Medusa", "Hydra": "Hydra", "EAGLE": "EAGLE tree",
         "EAGLE-2": "EAGLE-2"}  # fmt: skip
 USES = {
-    "SmolLM2": merged(sources("smollm2_taus", EQUAL), sources("smollm2", LATER)),
     "demo": merged(sources("drafters", DEMO), sources("calibration", {"confident": "eagle, 16x6"}),
                    sources("calibration", {"confident": "eagle, rejection, 16x6"}, 1.0)),
 }  # fmt: skip
