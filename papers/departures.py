@@ -38,8 +38,9 @@ CAUSES: tuple[tuple[str, str], ...] = (  # (rows with a statement that fails, wh
         "L-38, M-ladder, M-sizes, M-treesize, E-F1, E-F2, E-T5, E-F9, E-T7, Ma-T4, Ma-T5",
         "speeds: on two cores of a Zen 4 a pass's time grows with its nodes (plain 4.5 ms; 8 nodes 11, 16 17, 26 26, "
         "60 54), where a GPU waits for its memory. So what has fewer nodes is faster, and two tokens a round do not "
-        "pay for 26 nodes. At T = 1 `rejection` draws a tree's tokens for 10 to 15 ms more. In batches plain decoding "
-        "already fills the cores. (On two Intel cores with tiles 16 nodes take 1.5 plain passes, and EAGLE gains)",
+        "pay for 26 nodes. A millisecond of each round, and at T = 1 another 7 to 12 of a sampled tree's, are our own "
+        "code under `rejection` (since cut). In batches plain decoding already fills the cores. (On two Intel cores "
+        "with tiles 16 nodes take 1.5 plain passes, and EAGLE gains)",
     ),
     (
         "E-T5, E-F9",
@@ -48,9 +49,9 @@ CAUSES: tuple[tuple[str, str], ...] = (  # (rows with a statement that fails, wh
     ),
     (
         "E2-T1",
-        "tokens a round at 26 nodes each. At T = 1 the dynamic tree's likeliest tokens are point masses for "
-        "`rejection`, which accepts fewer of them than of the tokens that EAGLE's static tree samples; under `coupled` "
-        "they are ranked by the target's noise, and it is ahead by 7 %, as at T = 0",
+        "tokens a round at 26 nodes each, where the paper has speeds and more nodes for EAGLE-2. At T = 1 the dynamic "
+        "tree's likeliest tokens are point masses for `rejection`, which accepts fewer of them than of the tokens that "
+        "EAGLE's static tree samples; under `coupled` they are ranked by the target's noise, and it has 7 % more",
     ),
     (
         "E2-F5",

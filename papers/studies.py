@@ -144,7 +144,7 @@ SIZES = ("8x4", "16x6", "32x7", "64x8")
 #     --option distil=true
 MEDUSA2 = {"medusa2": "runs/demo/medusa2/best", "medusa2_distilled": "runs/demo/medusa2-distilled/best"}
 MIXTURE = "runs/demo/ablations/eagle_on_a_mixture_of_experts"
-MIXED = replace(BASE, tokens=64, limit=11, temperatures=(0.0,), peers=(), explain=False)
+MIXED = replace(BASE, tasks=("demo",), tokens=64, limit=11, temperatures=(0.0,), peers=(), explain=False)
 OWN = replace(BASE, tokens=64, limit=2, repeats=3)  # of the engine itself, beside transformers' own
 STUDIES: dict[str, Study | Callable[[], Study]] = {
     "smollm2": replace(PAPERS, drafters=REAL, temperatures=(0.0, 0.6, 1.0), limit=5, peers=(
@@ -191,7 +191,7 @@ STUDIES: dict[str, Study | Callable[[], Study]] = {
     "smollm2_distributions": replace(PAPERS, tokens=96, temperatures=(1.0,), limit=20, batch_sizes=(5,), seed=1,
                                      peers=(), explain=False, drafters=(
         f"16x5 without both={EAGLE}?scale=1&nodes=61&value=false&rerank=false@16x5@rejection",)),
-    # Sampled under `rejection`, as many tokens as a bias of 0.0026 takes to be seen.
+    # Sampled under `rejection`.
     "demo_distributions": replace(BASE, tokens=256, temperatures=(1.0,), limit=23, batch_sizes=(23,), peers=(),
                     explain=False, keep_loops=True, drafters=tuple(f"{name}={spec}@rejection" for name, spec in (
                         ("chain of 5", "model?tree=chain@6x5"), ("sampled tree", "model@3,2,1"),

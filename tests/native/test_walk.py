@@ -92,7 +92,7 @@ def test_walks_are_those_of_the_reference(seed: int, vocab: int) -> None:
     assert walked(rows, tree, logits) == wanted
     assert max(map(len, wanted.paths)) > 1
     if not rows.sampled:
-        for rule in RULES:
+        for rule in (rule for rule in RULES if rule != "typical"):
             other = replace(rows, rule=rule)
             assert walked(other, tree, logits) == right(other, tree, logits) == wanted
 

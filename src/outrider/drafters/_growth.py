@@ -183,6 +183,8 @@ def static(
     columns: Any = slice(None) if names is None else array(names)
     for depth, layer in enumerate(layers, 1):
         logits = step(fed, since) if since else first
+        if logits.shape[-1] < layer.most and not (sampled and growth.replacement):
+            raise InputError(f"a node cannot have {layer.most} children in a vocabulary of {logits.shape[-1]}")
         if sampled:
             p = _distributions(logits, rows)
             children = sampling.sample(p, layer.most, rows, since, growth.replacement)
@@ -193,8 +195,6 @@ def static(
         else:
             chain = layer.most == 1
             children, own = rank(logits, rows, depth, layer.most, growth.scale, warp=chain, names=names)
-        if children.shape[2] < layer.most:  # a vocabulary smaller than the shape
-            raise InputError(f"a node cannot have {layer.most} children in a vocabulary of {children.shape[2]}")
         ids, ranks = list(layer.ids), list(layer.ranks)
         tokens[:, ids] = children.reshape(b, -1)[:, ranks]
         if not sampled:

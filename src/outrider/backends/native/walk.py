@@ -35,8 +35,8 @@ class Filters:
 
 
 class Walk:
-    """`walk(question)`: what is accepted of each row's tree under the coupled rule; under any where T = 0, since all
-    accept the target's likeliest tokens there."""
+    """`walk(question)`: what is accepted of each row's tree under the coupled rule; where T = 0 under every lossless
+    one, since all accept the target's likeliest tokens there."""
 
     def __init__(self, code: Library):
         self.call, self.filters = code.walk_trees, Filters((), 0)
@@ -49,7 +49,8 @@ class Walk:
             precision, or where rounding could decide what a filter (top-k, top-p, min-p) keeps.
         """
         rows, tree, logits, filters = question.rows, question.tree, question.logits, self.filters
-        if (rows.rule != "coupled" and rows.sampled) or any(text.process for text in question.texts):
+        lossy = rows.rule == "typical"
+        if (rows.rule != "coupled" and (rows.sampled or lossy)) or any(text.process for text in question.texts):
             return None
         if logits.dtype != np.float32 or not logits.flags.c_contiguous:
             return None
