@@ -438,11 +438,14 @@ def test_a_refused_test_is_decided_by_the_run_that_repeats_it(
 ) -> None:
     results = {"eagle_smollm2": sampled(first, tokens)}
     if again is not None:
-        results["smollm2_distributions"] = sampled(again)
+        results["smollm2_distributions"] = sampled(again, 300_000)
     measured = rows.measured("L-alg", "SmolLM2", Evidence(evidence.claims, evidence.facts, results))
     check = follows(measured)
     assert check.outcome == outcome
-    assert ("again" in check.figures) == (first < 0.01)
+    assert ("again" in check.figures) == (again is not None or first < 0.01)
+    if again is not None:
+        results["smollm2_distributions"] = sampled(0.5, tokens)
+        assert follows(measured).outcome == (FAILS if first < 0.01 else HOLDS), "no more tokens"
 
 
 def test_letters_of_a_cell() -> None:
