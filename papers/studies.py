@@ -264,23 +264,23 @@ def kept(
 ) -> dict[str, Any]:
     """A report without what no page shows, and without the folders of the machine; a method goes by its label or SPEC
     alone where no other has the same. `timed`: its times are kept."""
-    found: dict[str, Any] = to_json(document)
+    report: dict[str, Any] = to_json(document)
     for folder in ("data", "out"):
-        found["run"]["arguments"].pop(folder, None)
+        report["run"]["arguments"].pop(folder, None)
     short = {name: cell.label or cell.spec for name, cell in document.methods.items()}
     often = Counter(short.values())
     if taus:  # of `by_prompt`; a folder may hold methods that this run leaves out
         ours = {m: of for m, of in taus.items() if m in short}
-        found["run"]["methods"] = {short[m] if often[short[m]] == 1 else m: of for m, of in ours.items()}
+        report["run"]["methods"] = {short[m] if often[short[m]] == 1 else m: of for m, of in ours.items()}
     for part in ("cells", "macro", "pooled", "explain", "capacity"):
-        for row in found[part]:
+        for row in report[part]:
             row["method"] = short[row["method"]] if often[short[row["method"]]] == 1 else row["method"]
             for time in () if timed else TIMES:
                 row.pop(time, None)
-    cells = [{k: v for k, v in c.items() if k not in UNSHOWN} for c in found["cells"]]
+    cells = [{k: v for k, v in c.items() if k not in UNSHOWN} for c in report["cells"]]
     cells = [] if name in MEANS else cells
-    found["cells"] = [{k: v for k, v in c.items() if v not in (None, [], {})} for c in cells]
-    for cell in found["cells"]:
+    report["cells"] = [{k: v for k, v in c.items() if v not in (None, [], {})} for c in cells]
+    for cell in report["cells"]:
         if name != "t5":
             cell.pop("theory", None)
         if "positions" in cell:
@@ -288,7 +288,7 @@ def kept(
             cell["positions"] = cell["positions"] if cell["method"] == "positions" else few
         if "reliability" in cell and name.removesuffix(SPEEDS) not in BINS:
             cell["reliability"].pop("bins")
-    return found
+    return report
 
 
 def commit() -> str:
