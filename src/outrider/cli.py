@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from keyword import iskeyword
 from threading import current_thread, main_thread
+from time import monotonic
 from typing import Annotated, Any
 
 import typer
@@ -156,19 +157,19 @@ def main(argv: Sequence[str] | None = None) -> int:
             if debug:
                 traceback.print_exc()
             code, sentence = explain(error)
-            if code == 1 and heard:  # a library has made an error of its own of Ctrl-C
+            if code == 1 and heard and monotonic() - heard[-1] < 2:  # a library has made an error of its own of Ctrl-C
                 code, sentence = explain(KeyboardInterrupt())
             typer.echo(f"outrider: {sentence}", err=True)
             return code
 
 
 @contextmanager
-def listening() -> Iterator[list[int]]:
-    """Ctrl-C interrupts as ever, and is noted in the list."""
-    heard: list[int] = []
+def listening() -> Iterator[list[float]]:
+    """Ctrl-C interrupts as ever, and its times (of `time.monotonic`) are noted in the list."""
+    heard: list[float] = []
 
     def interrupt(number: int, frame: Any) -> None:
-        heard.append(number)
+        heard.append(monotonic())
         signal.default_int_handler(number, frame)
 
     before = signal.getsignal(signal.SIGINT)

@@ -72,6 +72,27 @@ def test_a_run_that_is_broken_off_goes_on(tmp_path: Path) -> None:
     assert made.runner().missing(group) == []
 
 
+@pytest.mark.parametrize("answers", range(1, 8))
+def test_a_run_that_is_broken_off_anywhere_has_its_speed_ups(tmp_path: Path, answers: int) -> None:
+    """Every second batch of prompts begins with the drafters: what has no plain answer beside it is measured again."""
+    made = lab(tmp_path, turns=(1,) * 4)
+    group = made.group([NONE, LOOKUP])
+    steps: list[str] = []
+
+    def stop(what: str) -> None:
+        steps.append(what)
+        if len(steps) == 2 + answers:
+            runner.deadline = monotonic() - 1
+
+    runner = made.runner()
+    runner.open(group.methods)
+    runner.run(group, stop)
+    cells = made.measure(group.methods)
+    assert {c["state"] for c in cells.values()} == {"done"}
+    assert cells[LOOKUP.name]["speedup"] is not None
+    assert made.runner().missing(group) == []
+
+
 def test_more_prompts_later(tmp_path: Path) -> None:
     """A second run with other prompts keeps what it can use, by the prompts and not by their indices."""
     made = lab(tmp_path, turns=(1,) * 6)

@@ -119,6 +119,16 @@ def test_a_damaged_line_in_the_middle_is_refused(tmp_path: Path, damage: bytes) 
         opened(tmp_path)
 
 
+@pytest.mark.parametrize(("part", "name"), [("machine", "processor"), ("versions", "outrider")])
+def test_another_machine_or_version_is_refused(tmp_path: Path, part: str, name: str) -> None:
+    """Its times cannot be compared, nor, to the last bit, its texts."""
+    header = {"target": "demo", "started": "today", "arguments": SETTINGS, part: {name: "one", "cores": 2}}
+    Store.open(tmp_path, header).begin()
+    assert Store.open(tmp_path, {**header, part: {name: "one", "cores": 4}}).session == 2
+    with pytest.raises(InputError, match=f"holds a run with {name} one, not two; give another --out$"):
+        Store.open(tmp_path, {**header, part: {name: "two", "cores": 2}})
+
+
 def test_fields_of_another_kind_are_refused(tmp_path: Path) -> None:
     opened(tmp_path).add(sample())
     line = json.loads(lines(tmp_path))
@@ -222,7 +232,7 @@ def test_the_header_is_written_atomically(tmp_path: Path) -> None:
     opened(tmp_path)
     before = (tmp_path / "run.json").read_bytes()
     with pytest.raises(TypeError, match="not JSON serializable"):
-        Store.open(tmp_path, {"target": "demo", "arguments": SETTINGS, "machine": object()}).begin()
+        Store.open(tmp_path, {"target": "demo", "arguments": SETTINGS, "notes": object()}).begin()
     assert (tmp_path / "run.json").read_bytes() == before
     assert opened(tmp_path).session == 2
     assert sorted(p.name for p in tmp_path.iterdir()) == ["run.json"], "nothing half-written is left"

@@ -63,9 +63,13 @@ def test_commands_change_how_answers_are_drawn(talk: chat.Talk, capsys: pytest.C
     talk.ask(PROMPT)
     assert first is not None
     assert talk.last is not None
-    assert talk.last[1].tokens == first[1].tokens, "the drafter changes nothing about the text"
+    assert talk.last.output.tokens == first.output.tokens, "the drafter changes nothing about the text"
     assert "per pass (lookup + suffix)" in capsys.readouterr().err
     assert talk.command("/compare").startswith("the same text; lookup + suffix was ")
+    talk.command("/temperature 0")
+    talk.command("/drafter none")
+    said = talk.command("/compare")
+    assert said.startswith("the same text; lookup + suffix was "), "it compares what was asked for then"
     assert all(name.split()[0] in talk.command("/help") for name in chat.HELP)
     assert talk.command("/seed") == "a fresh seed for every answer"
     assert chat.completions("/re", 0) == "/reset"
@@ -173,3 +177,7 @@ def test_ctrl_c_that_a_library_has_swallowed_is_still_ctrl_c(
     monkeypatch.setattr(cli, "load", lambda name: typer.main.get_command(app))
     assert cli.main(["info"]) == cli.INTERRUPTED
     assert capsys.readouterr().err == "outrider: interrupted\n"
+    clock = iter([0.0, 60.0])  # a minute after an answer was interrupted
+    monkeypatch.setattr(cli, "monotonic", lambda: next(clock))
+    assert cli.main(["info"]) == 1
+    assert "worker died" in capsys.readouterr().err

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import outrider
+from outrider.backends import choose
 from outrider.backends.native import library as native
 from outrider.backends.native import variants
 from outrider.backends.native.variants import AVX2, AVX512, NEON, PLATFORMS, PRECISIONS, TILES
@@ -61,6 +62,26 @@ def test_machines_that_the_code_is_not_written_for_have_no_library(monkeypatch: 
     monkeypatch.setattr(variants, "this", lambda: None)
     native.library.cache_clear()
     assert native.library(*HALF) is None
+    native.library.cache_clear()
+
+
+def test_a_missing_compiler_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Not where the wheel's library is there, nor on a processor that no compiler would help."""
+    monkeypatch.setattr(native, "PREBUILT", tmp_path)
+    monkeypatch.setattr(variants, "this", lambda: PLATFORMS["Linux-x86_64"])
+    monkeypatch.setattr(native, "abilities", lambda: AVX2)
+    monkeypatch.setenv("CC", "no-such-compiler")
+    native.library.cache_clear()
+    find = choose.find_spec
+    monkeypatch.setattr(choose, "find_spec", lambda name: None if name == "torch" else find(name))
+    with pytest.raises(outrider.InputError, match=r"^demo needs a C compiler \(gcc or clang\) or torch here: pip install"):
+        choose.load("demo")
+    monkeypatch.setattr(native, "abilities", lambda: frozenset())
+    with pytest.raises(outrider.InputError, match=r"^demo needs torch here: pip install"):
+        choose.load("demo")
+    monkeypatch.setattr(native, "abilities", lambda: AVX2)
+    (tmp_path / variants.file_name(PLATFORMS["Linux-x86_64"].variants[-1], "float32", "float32")).touch()
+    assert not native.lacks_compiler()
     native.library.cache_clear()
 
 

@@ -7,6 +7,8 @@ import math
 import signal
 import threading
 import time
+from dataclasses import replace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -14,9 +16,12 @@ from small import tree_of
 
 from outrider import drafters
 from outrider.budgets.adaptive import AdaptiveBudget
+from outrider.budgets.budgeter import FixedBudget
 from outrider.core.noise import GumbelNoise
 from outrider.core.price import Price
+from outrider.core.protocols import Drafter
 from outrider.core.tree import check, from_lists
+from outrider.core.types import Budget, DraftTree, Rows
 from outrider.engine import Engine, generate
 from outrider.engine.request import Request
 from outrider.params import InputError
@@ -69,6 +74,58 @@ def test_the_budget_learns_from_rows_that_draft_alone(name: str, learns: bool) -
     pieces = list(generate(engine, [Request([1, 2, 1, 2, 1], 1, 30), Request([3, 1, 3], 2, 30)]))
     assert sum(len(piece.tokens) for piece in pieces) == 60
     assert (budget.rounds > 0) == learns
+
+
+class Broken:
+    """Prompt lookup whose trees have a token too many."""
+
+    taps = ()
+
+    def open(self, prompts: Any, capacity: int) -> Any:
+        inner = drafters.load("lookup").open(prompts, capacity)
+        propose = inner.propose
+        inner.propose = lambda rows, budget: (tree := propose(rows, budget)) and replace(tree, tokens=tree.tokens + 99)
+        return inner
+
+
+def test_a_broken_tree_is_its_drafters_alone() -> None:
+    """Its drafter is disabled and its row goes on; the row beside it keeps its own drafter."""
+    target = TableTarget(12, order=1, seed=5)
+    fleet = Fleet({"lookup": drafters.load("lookup"), "broken": cast(Drafter, Broken())})
+    texts: dict[str, list[int]] = {}
+    for name in ("lookup", "broken", ""):
+        engine = Engine(target, FleetDrafter(fleet, Choice(name)), FixedBudget(8, 4), GumbelNoise(12))
+        pieces = list(generate(engine, [Request([1, 2, 1, 2, 1], 1, 30)]))
+        texts[name] = [token for piece in pieces for token in piece.tokens]
+    assert texts["lookup"] == texts["broken"] == texts[""]
+    assert list(fleet.failed) == ["broken"]
+    assert "broken tree" in fleet.failed["broken"]
+
+
+@pytest.mark.parametrize(("nodes", "wanted"), [(1 << 30, (4, (1, 1, 1))), (4, (4, (1, 1, 1))), (3, (3, None))])
+def test_a_request_drafts_no_more_than_it_asks_for(nodes: int, wanted: tuple[int, tuple[int, ...] | None]) -> None:
+    """Also where the server's budget is a shape, which no drafter cuts."""
+    target = TableTarget(12, order=1, seed=5)
+    seen: list[Budget] = []
+
+    class Noted:
+        taps = ()
+
+        def open(self, prompts: Any, capacity: int) -> Any:
+            inner = drafters.load("lookup").open(prompts, capacity)
+            propose = inner.propose
+
+            def note(rows: Rows, budget: Budget) -> DraftTree:
+                seen.append(budget)
+                return propose(rows, budget)
+
+            inner.propose = note
+            return inner
+
+    fleet = Fleet({"noted": cast(Drafter, Noted())})
+    engine = Engine(target, FleetDrafter(fleet, Choice("noted", nodes)), FixedBudget(4, 3, (1, 1, 1)), GumbelNoise(12))
+    list(generate(engine, [Request([1, 2, 1, 2, 1], 1, 30)]))
+    assert {(budget.nodes, budget.shape) for budget in seen} == {wanted}
 
 
 def test_loading_leaves_no_thread_behind() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -10,8 +11,9 @@ from serve_world import Reader, Serve, finishes
 
 from outrider.engine import Batch
 from outrider.llm import LLM
+from outrider.serve.call import Behind, Channel
 from outrider.serve.fleet import Choice
-from outrider.serve.job import End, Event, Job, Part
+from outrider.serve.job import End, Event, Heading, Job, Part, Scored
 from outrider.serve.service import Limits
 from outrider.serve.start import service_of
 
@@ -19,6 +21,7 @@ pytestmark = pytest.mark.trained
 PATH = "/v1/completions"
 LONG = {"prompt": "Once upon a time", "temperature": 0.9, "max_tokens": 400, "ignore_eos": True, "seed": 1}
 BESIDE = {**LONG, "seed": 2, "max_tokens": 60}
+LIKELY = [Scored(1, -1.0, ((1, -1.0),) * 20)]
 PENALTIES = {"frequency_penalty": 0.5, "repetition_penalty": 1.2, "logit_bias": {"7": 2.0}}
 
 
@@ -63,6 +66,24 @@ def test_a_text_with_pauses_has_the_same_tokens(
     ends = [event for events in heard for event in events if isinstance(event, End)]
     assert [(end.finish, end.usage.new_tokens) for end in ends] == [("length", 60)] * 2
     assert pauses[0] >= 2
+
+
+@pytest.mark.parametrize("late", [True, False])
+def test_the_scores_of_a_long_prompt_are_no_backlog(late: bool) -> None:
+    """The first token follows them at once, before the loop has taken them; other scores are bounded."""
+
+    async def told() -> list[Event]:
+        channel = Channel(lambda: None)
+        receive = channel.deliver(0, 10_000)
+        receive(Heading(LIKELY * 10_000) if late else Part([1], 0, LIKELY * 10_000))
+        receive(Part([1], 0, LIKELY))
+        return (await channel.take())[0]
+
+    if late:
+        assert [type(event) for event in asyncio.run(told())] == [Heading, Part]
+    else:
+        with pytest.raises(Behind):
+            asyncio.run(told())
 
 
 def test_its_place_is_free_meanwhile(llm: LLM, loaded: Any, monkeypatch: pytest.MonkeyPatch) -> None:

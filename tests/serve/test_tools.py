@@ -136,6 +136,24 @@ def test_calls_in_the_models_own_words() -> None:
 
 
 @pytest.mark.parametrize(
+    "call",
+    [
+        r'{"name": "greet", "arguments": {"age": "\ud83d"}}',
+        r'{"name": "\ud83d", "arguments": {}}',
+        '{"name": "greet", "arguments": {"age": 1e999}}',
+        '{"name": "greet", "arguments": {"age": NaN}}',
+    ],
+)
+def test_what_cannot_be_sent_as_json_is_content(call: str) -> None:
+    """Half of a surrogate pair, and numbers that JSON has not."""
+    text = f"<tool_call>{call}</tool_call>"
+    assert Caller("auto").split(text) == (text, [])
+    if "NaN" not in call:
+        assert Caller("required").split(f"[{call}]") == (f"[{call}]", [])
+    assert Caller("named", "greet").split('{"age": 1e999}')[1][0]["function"]["arguments"] == '{"age": 1e999}'
+
+
+@pytest.mark.parametrize(
     "said", ["</tool_call>", "} </tool_call>", '"}\n</tool_call>', "<tool_call>{", "\\", '\\"}</tool_call>', CALL]
 )
 def test_a_string_argument_may_hold_what_ends_a_call(said: str) -> None:

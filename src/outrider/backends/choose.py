@@ -17,7 +17,7 @@ from ..names import Place, check_native, find, weights_of
 from ..params import INTEGERS, InputError, check_weights
 from .native.checkpoint import Checkpoint, open_checkpoint, read_json
 from .native.families import describe
-from .native.library import suits
+from .native.library import lacks_compiler, suits
 from .native.target import NativeTarget, code_for
 from .native.text_tokenizer import eos_of, load_tokenizer
 
@@ -131,7 +131,8 @@ def _by_torch(
     options: Mapping[str, Any],
 ) -> Loaded:
     if find_spec("torch") is None:
-        raise InputError(f"{place} needs torch here: pip install 'outrider[torch]'")
+        need = "a C compiler (gcc or clang) or torch" if lacks_compiler() else "torch"
+        raise InputError(f"{place} needs {need} here: pip install 'outrider[torch]'")
     from .torch import load as torch
 
     if place is None and compile is not False and not options:

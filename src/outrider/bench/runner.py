@@ -81,8 +81,11 @@ class Runner:
     failures: dict[tuple[Any, ...], str] = field(default_factory=dict)  # of this session, by cell
 
     def missing(self, group: Group) -> list[tuple[int, int, list[Method]]]:
-        """(repeat, chunk, methods) still to be measured, with the methods that they are compared with."""
-        done = {(s.method, s.chunk, s.repeat) for s in group.own(self.store.samples) if not s.faults}
+        """(repeat, chunk, methods) still to be measured, with the methods that they are compared with. A sample counts
+        if plain decoding answered the same prompts in its session."""
+        sound = {(s.method, s.chunk, s.repeat, s.session) for s in group.own(self.store.samples) if not s.faults}
+        plain = next((m.name for m in group.methods if m.plain), None)
+        done = {sample[:3] for sample in sound if plain is None or (plain, *sample[1:]) in sound}
         left = []
         for repeat, chunk in product(range(group.repeats), range(len(group.chunks))):
             new = [m for m in group.methods if (m.name, chunk, repeat) not in done]

@@ -1,7 +1,7 @@
 """The files of a run: its settings in `run.json`, one answer a line in `samples.jsonl`.
 
 A run resumes where it stopped: what has a sample is not measured again. Settings on which samples depend must stay the
-same; methods, tasks, temperatures and batch sizes may change.
+same, and so must the processor and the version; methods, tasks, temperatures and batch sizes may change.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from .types import VERSION, Sample
 FIXED = ("model", "dtype", "device", "weights", "compile", "tokens", "seed", "threads")
 OPTIONS = {"model": "MODEL", "tokens": "--max-new-tokens", "weights": "SPEC@WEIGHTS"}
 BEFORE = {"weights": "full"}  # of runs of versions that knew nothing else
+PLACE = ("machine", "processor"), ("versions", "outrider")  # in the header: times and texts are theirs
 
 
 @dataclass
@@ -45,6 +46,10 @@ class Store:
                         f"{folder} holds a run with {name} {was}, not {now}; give another --out, or "
                         f"{OPTIONS.get(name, f'--{name}')} as before"
                     )
+            for part, name in PLACE:
+                was, now = (one.get(part, {}).get(name) for one in (old, header))
+                if was is not None and was != now:
+                    raise InputError(f"{folder} holds a run with {name} {was}, not {now}; give another --out")
             known = old.get("methods", {})
             for name, meaning in header.get("methods", {}).items():
                 if known.setdefault(name, meaning) != meaning:

@@ -97,6 +97,16 @@ def chat(
         converse(talk, (line.rstrip("\n") for line in sys.stdin))
 
 
+@dataclass(frozen=True)
+class Answered:
+    """An answer with what it was made of."""
+
+    prompt: list[int]
+    output: Output
+    llm: LLM
+    sampling: Sampling
+
+
 @dataclass
 class Talk:
     """A conversation and its sampling."""
@@ -110,7 +120,7 @@ class Talk:
     as_json: bool = False
     messages: Messages = field(default_factory=list)
     text: str = ""
-    last: tuple[list[int], Output] | None = None
+    last: Answered | None = None
 
     def __post_init__(self) -> None:
         self.reset()
@@ -132,19 +142,19 @@ class Talk:
                 f"the conversation has {len(prompt)} tokens and the model's context {self.llm.target.context}; "
                 "/reset starts a new one"
             )
-        output = self.write(self.llm, prompt, self.seed)
+        output = self.write(self.llm, prompt, self.seed, self.sampling)
         check_finite([output])
         self.messages = [*messages, {"role": "assistant", "content": output.text}]
-        self.text, self.last = text + output.text, (prompt, output)
+        self.text, self.last = text + output.text, Answered(prompt, output, self.llm, self.sampling)
         full = len(prompt) + len(output.tokens) >= self.llm.target.context
         if full and not self.as_json:
             typer.secho("[the context is full; /reset starts a new conversation]", fg=GREY, err=True)
 
-    def write(self, llm: LLM, prompt: list[int], seed: int | None) -> Output:
+    def write(self, llm: LLM, prompt: list[int], seed: int | None, sampling: Sampling) -> Output:
         """Stream an answer. On a terminal, Ctrl-C stops it and keeps what there is of it."""
         from .generate import DRAFTED, entry, usage_line
 
-        stream = llm.stream(prompt, seed=seed, sampling=self.sampling, **self.how)
+        stream = llm.stream(prompt, seed=seed, sampling=sampling, **self.how)
         try:
             for chunk in stream.chunks():
                 if not self.as_json:
@@ -158,7 +168,7 @@ class Talk:
             typer.echo(json.dumps(entry(output), ensure_ascii=False))
         else:
             typer.echo()
-            typer.secho(usage_line(llm, output, {**self.how, "sampling": self.sampling}), fg=GREY, err=True)
+            typer.secho(usage_line(llm, output, {**self.how, "sampling": sampling}), fg=GREY, err=True)
         return output
 
     def command(self, line: str) -> str:
@@ -195,19 +205,19 @@ class Talk:
             self.llm = replace(self.llm, drafter=made, drafter_name=name, budgets={})
 
     def compare(self) -> str:
-        """Decode the last answer again without drafts, with its seed."""
+        """Decode the last answer again without drafts, with its seed and sampling, whatever was changed since."""
         from ..params import InputError
         from .compare import difference, plain_of
 
         if self.last is None:
             raise InputError("there is no answer to compare yet; write a message first")
-        prompt, drafted = self.last
-        plain = self.write(plain_of(self.llm), prompt, drafted.seed)
+        made, drafted = self.last, self.last.output
+        plain = self.write(plain_of(made.llm), made.prompt, drafted.seed, made.sampling)
         seconds = [o.usage.decode_seconds / max(1, len(o.tokens) - 1) for o in (plain, drafted)]
         shared = min(len(plain.tokens), len(drafted.tokens))
-        why = difference(self.llm, {**self.how, "sampling": self.sampling})
+        why = difference(made.llm, {**self.how, "sampling": made.sampling})
         same = "the same text" if plain.tokens[:shared] == drafted.tokens[:shared] else f"a different text{why}"
-        return f"{same}; {self.llm.drafter_name} was {seconds[0] / (seconds[1] or 1):.2f} times as fast"
+        return f"{same}; {made.llm.drafter_name} was {seconds[0] / (seconds[1] or 1):.2f} times as fast"
 
 
 def converse(talk: Talk, lines: Iterator[str]) -> None:

@@ -93,13 +93,18 @@ def launch(to: str, out: str, target: str) -> str:
     """The engine's command."""
     import json
 
+    from ..checkpoints.peagle import VLLM
+
     config = json.loads((Path(out) / "config.json").read_text(encoding="utf-8"))
     names = config.get("architectures") or [""]
     kind = KINDS.get(names[0])
     if to == "vllm":
-        tokens = int(config["block_size"]) - 1 if kind == "dflash" else 4
-        given = json.dumps({"method": kind, "model": out, "num_speculative_tokens": tokens})
-        return f"vllm serve {target} --speculative-config '{given}'"
+        given = {"method": kind, "model": out, "num_speculative_tokens": 4}
+        if kind == "dflash":
+            given["num_speculative_tokens"] = int(config["block_size"]) - 1
+        elif VLLM[0] in config:  # P-EAGLE
+            given |= {"num_speculative_tokens": int(config["outrider"]["parallel"]), "parallel_drafting": True}
+        return f"vllm serve {target} --speculative-config '{json.dumps(given)}'"
     if to == "sglang":
         how = f"--speculative-algorithm {str(kind).upper()} --speculative-draft-model-path {out}"
         return f"python -m sglang.launch_server --model-path {target} {how}"

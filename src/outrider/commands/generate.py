@@ -260,12 +260,15 @@ def written(
     how = {name: value for name, value in options.items() if name != "rule"}
     requests, stops = llm.requests(prompts, n=n, seed=seed, **how)
     rows, done = {}, 0
-    for piece in generate(llm.engine(options["rule"]), requests, batch_size):
-        if piece.row.finish is not None:
-            rows[piece.row.index] = piece.row
-        while done in rows:
-            yield llm.output(rows.pop(done), done // n, stops)
-            done += 1
+    try:
+        for piece in generate(llm.engine(options["rule"]), requests, batch_size):
+            if piece.row.finish is not None:
+                rows[piece.row.index] = piece.row
+            while done in rows:
+                yield llm.output(rows.pop(done), done // n, stops)
+                done += 1
+    finally:
+        llm.remember()
 
 
 def usage_line(llm: LLM, output: Output, options: dict[str, Any]) -> str:

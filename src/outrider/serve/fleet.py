@@ -1,8 +1,8 @@
 """Several drafters in one batch, one per row; a failing drafter does not affect the text.
 
 Requests choose their drafter, or none, and how much it may draft. Rows with the same choice share a drafting; the trees
-of all choices are batched, so that the target verifies them in one pass. A drafter that raises an exception is disabled
-permanently, and its rows continue without drafts: under `coupled` their text is the same.
+of all choices are batched, so that the target verifies them in one pass. A drafter that raises an exception or
+proposes a broken tree is disabled permanently, and its rows continue without drafts: under `coupled` their text is the same.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ import numpy as np
 
 from ..core.price import Price
 from ..core.protocols import Drafter, Drafting, Round, TargetOutput
-from ..core.tree import from_lists, root_only
+from ..core.tree import flaw, from_lists, root_only
 from ..core.types import Budget, DraftTree, HostRow, Rows
+from ..params import InputError
 
 
 @dataclass(frozen=True)
@@ -114,8 +115,11 @@ class FleetDrafting(Drafting):
             with self.fleet.guard(choice.name):
                 price = shared(budget.price, len(index), others - len(index), width, drafted)
                 rate = budget.rate * len(rows) / len(index)  # the time is that of all rows
-                own = replace(budget, nodes=min(budget.nodes, choice.nodes), price=price, rate=rate)
+                nodes, shape = (choice.nodes, None) if choice.nodes < budget.nodes else (budget.nodes, budget.shape)
+                own = replace(budget, nodes=nodes, shape=shape, price=price, rate=rate)
                 tree = part.propose(view, own)
+                if wrong := flaw(tree, view.root, view.gumbel.vocab):
+                    raise InputError(f"it proposed a broken tree: {wrong}")
                 self.trees[choice], where[choice] = tree, index
                 width, drafted = max(width, tree.nodes), drafted + int(tree.size.sum()) - len(index)
                 if budget.price is not None and tree.values is not None:

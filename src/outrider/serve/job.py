@@ -77,9 +77,12 @@ Event = Heading | Part | End
 
 
 def size(event: Event) -> int:
-    """Approximate memory of an event, in units of about 100 bytes."""
+    """Approximate memory of an event, in units of about 100 bytes. A heading counts for nothing: it comes once, before
+    anybody could have read it, and the limits of prompts are its own."""
     if isinstance(event, End):
         return 1
+    if isinstance(event, Heading):
+        return 0
     scores = event.scores or ()
     shown = len(event.shown.tokens) if isinstance(event, Part) and event.shown is not None else 0
     return 1 + shown + sum(2 + len(scored.top) for scored in scores)

@@ -16,7 +16,7 @@ from uuid import uuid4
 from .guide import of_schema
 from .protocol import ChatRequest, Refusal, Tool, ToolChoice
 
-OPEN = "<tool_call>"
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
 # Strings match as a unit, so that a </tool_call> inside one does not end the call.
 CALL = re.compile(r'<tool_call>\s*(\{(?:[^"]|"[^"\\]*(?:\\.[^"\\]*)*")*?\})\s*</tool_call>', re.DOTALL)
 # In a template: {"name" after <tool_call>, with the Jinja and quotes between them.
@@ -48,23 +48,28 @@ class Caller:
                 json.loads(text)
                 return None, [call(self.name, text)]
             if self.kind == "required":
-                calls = json.loads(text)
-                return None, [call(c["name"], json.dumps(c["arguments"], ensure_ascii=False)) for c in calls]
+                return None, [call(c["name"], spelled(c["arguments"])) for c in json.loads(text)]
         except (ValueError, RecursionError):
             return text, []
         calls, rest, at = [], "", 0
-        for match in CALL.finditer(text):
+        for match in CALL.finditer(text, 0, text.rfind(CLOSE) + len(CLOSE) if CLOSE in text else 0):
             rest, at = rest + text[at : match.start()].rstrip(), match.end()
             try:
                 made = json.loads(match[1])
-                calls.append(call(str(made["name"]), json.dumps(made.get("arguments", {}), ensure_ascii=False)))
+                calls.append(call(str(made["name"]), spelled(made.get("arguments", {}))))
             except (ValueError, KeyError, TypeError, RecursionError):
                 return text, []
         return ((rest + text[at:]).rstrip() or None, calls[: 1 if self.single else None]) if calls else (text, [])
 
 
+def spelled(value: Any) -> str:
+    """A value as JSON. Raises ValueError for numbers that JSON has not (1e999 is read as infinity)."""
+    return json.dumps(value, ensure_ascii=False, allow_nan=False)
+
+
 def call(name: str, arguments: str) -> dict[str, Any]:
-    """A tool call in OpenAI's format."""
+    """A tool call in OpenAI's format. Raises ValueError for half of a surrogate pair, which is no text."""
+    (name + arguments).encode()
     return {
         "id": f"call_{uuid4().hex[:24]}",
         "type": "function",

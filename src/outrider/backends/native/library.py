@@ -102,6 +102,11 @@ def suits() -> bool:
     return kind is not None and kind.variants[-1].needs <= abilities()
 
 
+def lacks_compiler() -> bool:
+    """Is a compiler all that the native passes need here?"""
+    return suits() and prebuilt("float32", "float32") is None and _compiler() is None
+
+
 def tiles() -> bool:
     """Does this machine's own build multiply with tiles (AMX)? In a sanitized build they may be emulated."""
     return abilities() >= (AVX512 if sanitizer() == "tiles" else TILES)

@@ -37,10 +37,10 @@ def as_folder(place: Place) -> Iterator[str]:
         yield folder
 
 
-def write(file: Path, folder: str | Path) -> None:
+def write(file: str | Path, folder: str | Path) -> None:
     """The stock model of a .gguf file and its tokenizer as a folder that transformers loads."""
-    read(file)[0].save_pretrained(folder)
-    read_tokenizer(file).save_pretrained(folder)
+    read(Path(file))[0].save_pretrained(folder)
+    read_tokenizer(Path(file)).save_pretrained(folder)
 
 
 def read(file: Path, dtype: Any = "auto") -> tuple[Any, dict[str, Any]]:
