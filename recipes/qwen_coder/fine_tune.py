@@ -21,12 +21,13 @@ from torch.nn import functional
 import outrider
 from outrider import LLM, names
 from outrider.backends.torch import load_tokenizer
+from outrider.training.data import Document, document
 
 LAST = 512  # tokens of a dialogue, at most
 
 
-def tuned(llm: LLM, dialogues: list[list[dict[str, str]]], steps: int, rank: int, lr: float) -> Any:
-    """The model with the adapter merged: one dialogue a step, the loss on its answer and the end of its turn alone."""
+def tuned(llm: LLM, dialogues: list[Document], steps: int, rank: int, lr: float) -> Any:
+    """The model with the adapter merged: one dialogue a step, the loss on its answers and the ends of these alone."""
     import peft
 
     config = peft.LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="CAUSAL_LM")
@@ -35,15 +36,14 @@ def tuned(llm: LLM, dialogues: list[list[dict[str, str]]], steps: int, rank: int
     learned = [p for p in model.parameters() if p.requires_grad]
     optimiser = torch.optim.AdamW(learned, lr=lr, weight_decay=0.0)
     order = random.Random(0)
-    shuffled: list[list[dict[str, str]]] = []
+    shuffled: list[Document] = []
     for step in range(steps):
         if not shuffled:
             shuffled = order.sample(dialogues, len(dialogues))
-        question, answer = shuffled.pop()
-        prompt = llm.encode([question])
-        tokens = [*prompt, *llm.encode(answer["content"]), min(llm.eos)][:LAST]
-        logits = model(input_ids=torch.tensor([tokens])).logits[0, len(prompt) - 1 : -1]
-        loss = functional.cross_entropy(logits.float(), torch.tensor(tokens[len(prompt) :]))
+        dialogue = shuffled.pop()
+        tokens, wanted = torch.tensor(dialogue.tokens[:LAST]), torch.tensor(dialogue.learn[1:LAST])
+        logits = model(input_ids=tokens[None]).logits[0, :-1][wanted]
+        loss = functional.cross_entropy(logits.float(), tokens[1:][wanted])
         loss.backward()
         torch.nn.utils.clip_grad_norm_(learned, 1.0)
         for group in optimiser.param_groups:
@@ -72,11 +72,13 @@ def main() -> None:
         parser.error(f"{a.data} cannot be read as JSON lines with messages")
     if len(lines) <= a.questions:
         parser.error(f"{a.data} has {len(lines)} dialogues, no more than --questions")
-    dialogues, rest = lines[: min(a.steps, len(lines) - a.questions)], lines[-a.questions :]
+    first, rest = lines[: min(a.steps, len(lines) - a.questions)], lines[-a.questions :]
     torch.manual_seed(0)
-    llm = outrider.load(a.model, "none")
+    llm, tokenizer = outrider.load(a.model, "none"), load_tokenizer(names.find(a.model))
+    made = [document({"messages": line}, f"dialogue {i} of {a.data}", tokenizer) for i, line in enumerate(first, 1)]
+    dialogues = [one for one in made if any(one.learn[1:LAST])]
     tuned(llm, dialogues, a.steps, a.rank, a.lr).save_pretrained(a.out / "model")
-    load_tokenizer(names.find(a.model)).save_pretrained(a.out / "model")
+    tokenizer.save_pretrained(a.out / "model")
     asked = [json.dumps({"messages": messages[:1]}) + "\n" for messages in rest]
     (a.out / "questions.jsonl").write_text("".join(asked), encoding="utf-8")
 

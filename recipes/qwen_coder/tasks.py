@@ -81,15 +81,10 @@ def candidates(folder: Path, asked: str) -> list[tuple[str, str]]:
         if len(pieces[path]) > 1 or not SHORTEST <= code.count("\n") <= LONGEST or not valid(code):
             continue
         functions = [m.group(1) for m in DEFINITION.finditer(code)]
-        known = any(f"def {name}(" in asked and _first_line(code, name) in asked for name in functions)
+        known = any(f"def {name}(" in asked or f"`{name}`" in asked for name in functions)
         if functions and not known and not LEFT_OUT.search(code):
             found.append((path, code))
     return found
-
-
-def _first_line(code: str, name: str) -> str:
-    """The line that defines a function."""
-    return next(line for line in code.split("\n") if f"def {name}(" in line)
 
 
 def bare(code: str) -> str:

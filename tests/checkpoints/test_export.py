@@ -13,7 +13,9 @@ import pytest
 import torch
 from layouts_foreign import DRAFTED, HEADS, LAYERS, LLAMA, VD, D, H, V, config_of
 from safetensors.torch import load_file, save_file
+from small import build
 
+from outrider.backends.torch import HFTarget
 from outrider.checkpoints import Checkpoint, Facts, native, read
 from outrider.checkpoints.check import check
 from outrider.checkpoints.write import FORMATS_OF, keep, write
@@ -201,6 +203,16 @@ def test_an_export_has_the_fields_of_speculators(tmp_path: Path, facts: Facts) -
     assert torch.equal(tensors["embed_tokens.weight"], foreign.embedding())
     assert "layers.0.hidden_norm.weight" in tensors
     assert not any("midlayer" in name for name in tensors)
+
+
+@pytest.mark.parametrize(("family", "scaled"), [("gemma3", True), ("granite", True), ("llama", False)])
+def test_the_facts_of_a_loaded_target(family: str, scaled: bool) -> None:
+    """As of a .gguf file, whose config names no classes."""
+    model = build(family, torch.float32)
+    facts = Facts.of(HFTarget(model))
+    assert facts.scaled is scaled
+    config = {name: value for name, value in facts.config.items() if name != "architectures"}
+    assert replace(facts, config=config).architectures == [type(model).__name__]
 
 
 def test_a_scaled_embedding_goes_with_the_drafter(tmp_path: Path) -> None:

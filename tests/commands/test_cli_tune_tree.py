@@ -55,6 +55,12 @@ def test_a_tree_is_written_and_stored(
     shown = capfd.readouterr().out
     assert "9 nodes with the root" in shown
     assert "stored as the drafter's default" in shown
+    bare = Path(spec.partition(":")[2]) / "config.json"
+    config = json.loads(bare.read_text())
+    bare.write_text(json.dumps({name: value for name, value in config.items() if name != "tree"}))
+    assert cli.main([*command, "--store"]) == 2
+    assert "has no config for a tree" in capfd.readouterr().err
+    bare.write_text(json.dumps(config))
     loaded = load_target(target)
     ranks = [drafters.load(s, loaded).uncalibrated.options.ranks for s in (f"{spec}?tree={out}", spec)]  # type: ignore[attr-defined]
     assert ranks[0] == ranks[1] == tuple(map(tuple, result["paths"]))

@@ -23,6 +23,22 @@ def tokenizer() -> Any:
     return made(FALLBACK)
 
 
+def test_a_question_that_fills_the_context_stops_no_others(tokenizer: Any, tmp_path: Path) -> None:
+    target = TableTarget(len(tokenizer), order=1, seed=3, context=64, scale=1.0)
+    questions = [("line 1", "cat"), ("line 2", "cat " * 200), ("line 3", "naïve")]
+    said: list[str] = []
+    told: list[int] = []
+    for _ in range(2):
+        written = write(
+            target, drafters.load("none"), tokenizer, questions, tmp_path / "answers.jsonl", 8, 0.0, 1, 2, 500,
+            frozenset(), told.append, said.append,
+        )  # fmt: skip
+    assert written == 0
+    lines = (tmp_path / "answers.jsonl").read_text(encoding="utf-8").splitlines()
+    assert [json.loads(line)["id"] for line in lines] == [0, 2]
+    assert said == ["1 question fills the context of 64 tokens and is left out: the first is number 2"] * 2
+
+
 def llm_of(tokenizer: Any, target: TableTarget, spec: str) -> LLM:
     return LLM(target, tokenizer, drafters.load(spec, target, tokenizer), budget="16x6")
 

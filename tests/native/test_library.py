@@ -74,7 +74,9 @@ def test_a_missing_compiler_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     native.library.cache_clear()
     find = choose.find_spec
     monkeypatch.setattr(choose, "find_spec", lambda name: None if name == "torch" else find(name))
-    with pytest.raises(outrider.InputError, match=r"^demo needs a C compiler \(gcc or clang\) or torch here: pip install"):
+    with pytest.raises(
+        outrider.InputError, match=r"^demo needs a C compiler \(gcc or clang\) or torch here: pip install"
+    ):
         choose.load("demo")
     monkeypatch.setattr(native, "abilities", lambda: frozenset())
     with pytest.raises(outrider.InputError, match=r"^demo needs torch here: pip install"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 
@@ -50,6 +51,29 @@ def test_an_answer_that_was_cut_off_has_no_end(tokenizer: PreTrainedTokenizerFas
     assert [t for t, m in zip(full.tokens, full.learn, strict=True) if m] == ids("how are you <end>")
     assert [t for t, m in zip(cut.tokens, cut.learn, strict=True) if m] == ids("how are you")
     assert cut.tokens == full.tokens[: len(cut.tokens)]
+
+
+def test_a_dialogue_may_begin_with_the_assistant(tokenizer: PreTrainedTokenizerFast) -> None:
+    """No template opens an empty chat; the marks before its first answer are not learned either."""
+    talk = [{"role": "assistant", "content": "hi there"}, {"role": "user", "content": "bye"},
+            {"role": "assistant", "content": "bye"}]  # fmt: skip
+    made = data.document({"messages": talk}, "line 1", tokenizer)
+    assert list(made.tokens) == ids("<bot> hi there <end> <user> bye <end> <bot> bye <end>")
+    assert [int(x) for x in made.learn] == [0, 1, 1, 1, 0, 0, 0, 0, 1, 1]
+
+
+def test_what_a_template_refuses_is_named(tokenizer: PreTrainedTokenizerFast) -> None:
+    strict = copy.deepcopy(tokenizer)
+    strict.chat_template = "{{ raise_exception('no system messages') }}"
+    talk = [{"role": "system", "content": "hi"}, {"role": "assistant", "content": "bye"}]
+    with pytest.raises(InputError, match="line 7: the chat template refuses these messages: no system messages; "):
+        data.document({"messages": talk}, "line 7", strict)
+
+
+def test_long_paragraphs_with_wide_gaps_are_no_empty_texts() -> None:
+    text = "\n\n" + "a" * 3000 + "\n\n\n\n" + "b" * 3000
+    made = list(data.pieces(text))
+    assert [piece.strip() for piece in made] == ["a" * 3000, "b" * 3000]
 
 
 def test_prompt_and_completion_and_text(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:

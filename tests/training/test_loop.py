@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from objective_world import target
@@ -21,6 +22,7 @@ from outrider.params import InputError
 from outrider.training import checkpoint, data, features, loop, objectives
 from outrider.training.data import Document
 from outrider.training.objectives import eagle
+from outrider.training.objectives._layer import layer_like
 from outrider.training.recipe import Recipe
 
 
@@ -327,6 +329,44 @@ def test_a_training_begins_with_a_drafters_weights(model: HFTarget, tmp_path: Pa
     assert torch.equal(nets[0].d2t, nets[1].d2t)
     assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(*(net.parameters() for net in nets), strict=True))
     assert made[1].config.trained == "hass"
+
+
+def test_a_training_begins_with_a_drafter_for_the_models_gguf_file(model: HFTarget, tmp_path: Path) -> None:
+    """Such a file holds numbers as float32: 1e-6 is 9.999999974752427e-07 there."""
+    first = run(model, tmp_path / "first", replace(RECIPE, steps=1))
+    config = json.loads((first.folder / "config.json").read_text(encoding="utf-8"))
+    rounded = float(np.float32(config["layer"]["eps"]))
+    assert rounded != config["layer"]["eps"]
+    config["layer"]["eps"] = rounded
+    (first.folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    objective: Any = objectives.build("eagle", model, documents(), {})
+    objective.begin(str(first.folder))
+    config["layer"]["eps"] = 1e-3
+    (first.folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    with pytest.raises(InputError, match="another layer"):
+        objective.begin(str(first.folder))
+
+
+def test_a_layer_has_the_rotary_base_of_an_older_config(model: HFTarget, monkeypatch: pytest.MonkeyPatch) -> None:
+    old = {**model.config_dict, "rope_parameters": None, "rope_theta": 1e6}
+    monkeypatch.setattr(model, "config_dict", old)
+    assert layer_like(model).rope == {"rope_type": "default", "rope_theta": 1e6}
+
+
+def test_a_size_that_is_left_to_the_data_by_name_stays(model: HFTarget, tmp_path: Path) -> None:
+    recipe = replace(RECIPE, options={"draft_vocab": -1})
+    run(model, tmp_path, recipe, stop=2)
+    run(model, tmp_path, recipe)
+    assert losses(tmp_path)[-1][0] == RECIPE.steps
+
+
+def test_a_line_of_the_log_that_was_cut_off_is_dropped(model: HFTarget, tmp_path: Path) -> None:
+    """As a full disk leaves it."""
+    run(model, tmp_path, stop=4)
+    with (tmp_path / "log.jsonl").open("a", encoding="utf-8") as file:
+        file.write('{"step": 4, "lo')
+    run(model, tmp_path)
+    assert [step for step, _ in losses(tmp_path)] == [4, 8]
 
 
 def test_a_run_that_goes_on_goes_on_with_its_own_weights(model: HFTarget, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from outrider.core.noise import GumbelNoise
 from outrider.engine import Engine, Request, generate
 from outrider.nets import mamba as ssm
 from outrider.params import InputError, Sampling
-from outrider.training import loop, objectives
+from outrider.training import checkpoint, loop, objectives
 from outrider.training.data import Document
 from outrider.training.features import see
 from outrider.training.objectives._losses import DIVERGENCES
@@ -161,6 +161,24 @@ def test_a_draft_vocabulary_stays_with_its_folder(tmp_path: Path) -> None:
         (tmp_path / "config.json").write_text(json.dumps({**config, "outrider_draft_vocab": wrong}), encoding="utf-8")
         with pytest.raises(InputError, match=sentence):
             drafters.load(f"model:{tmp_path}", of)
+
+
+@pytest.mark.parametrize("name", ["draft-lm", "mamba2"])
+def test_a_run_goes_on_with_more_data_and_keeps_its_draft_vocabulary(tmp_path: Path, name: str) -> None:
+    """Whatever is frequent in the new texts."""
+    g = torch.Generator().manual_seed(7)
+    drawn = [tuple(torch.randint(0, VOCAB // 2, (20,), generator=g).tolist()) for _ in range(12)]
+    first = [Document(tokens, (True,) * 20, f"a{i}") for i, tokens in enumerate(drawn)]
+    others = [Document(tuple(VOCAB - 1 - t for t in d.tokens), d.learn, f"b{d.key}") for d in first]
+    recipe = replace(RECIPE, method=method(name), options={**SIZES[name], "draft_vocab": 12})
+    loop.train(target(), first, tmp_path, recipe, stop=2, quiet=True)
+    state = checkpoint.read(tmp_path / "checkpoint.pt")
+    assert state is not None
+    kept = state["module"]["ids"].tolist()
+    result = loop.train(target(), [*first, *others, *others], tmp_path, recipe, quiet=True)
+    saved = json.loads((result.folder / "config.json").read_text(encoding="utf-8"))["outrider_draft_vocab"]
+    assert saved == kept
+    assert max(kept) < VOCAB // 2
 
 
 def test_a_folder_of_another_kind_is_refused(tmp_path: Path) -> None:

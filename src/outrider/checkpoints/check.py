@@ -172,7 +172,7 @@ def _speculators(config: Mapping[str, Any], facts: Facts) -> Iterator[str]:
     verifier = given.get("verifier") or {}
     if not verifier.get("name_or_path"):
         yield "speculators_config names no verifier"
-    if verifier.get("architectures") != facts.architectures:
+    if not facts.architectures or verifier.get("architectures") != facts.architectures:
         yield f"the verifier is {verifier.get('architectures')}, and {facts.name} is {facts.architectures}"
 
 

@@ -49,7 +49,8 @@ class Facts:
 
         given = target.config_dict
         name = str(given.get("_name_or_path") or "the target")
-        return cls(name, target.vocab, target.hidden, target.layers, target.context, given, embedding, head)
+        scaled = _scales(given)[0] != 1.0
+        return cls(name, target.vocab, target.hidden, target.layers, target.context, given, embedding, head, scaled)
 
     @classmethod
     def at(cls, model: str | Path) -> Facts:
@@ -78,7 +79,11 @@ class Facts:
 
     @property
     def architectures(self) -> list[str]:
-        return list(self.config.get("architectures") or [])
+        """The names of its classes in transformers: a .gguf file's by its family."""
+        from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CLASSES
+
+        known = CLASSES.get(str(self.config.get("model_type")))
+        return list(self.config.get("architectures") or ([known] if isinstance(known, str) else []))
 
 
 @torch.no_grad()

@@ -109,10 +109,10 @@ def generate(
     )  # fmt: skip
     if llm.tokenizer is None:
         raise InputError(f"{llm.name} has no tokenizer; name a model that has one")
-    with progress(as_json, len(items), len(have & set(names))) as (done, _):
+    with progress(as_json, len(items), len(have & set(names))) as (done, say):
         written = answers.write(
             llm.target, llm.drafter, llm.tokenizer, items, out, max_new_tokens, temperature, seed, batch_size, opening,
-            llm.eos, done,
+            llm.eos, done, say,
         )  # fmt: skip
     report(as_json, out, len(items), written, f"{written} answer{'s' * (written != 1)} written to {out}")
 

@@ -69,7 +69,8 @@ def export(
 
         typer.echo(json.dumps({"folder": folder, "to": to, "out": out, "verified": verify, "faults": faults}))
     elif out is not None:
-        typer.echo(f"written for {to} to {out}{', checked' if verify else ''}: {launch(to, out, facts.name)}")
+        target = "TARGET" if place.gguf else facts.name  # engines want a folder (docs/howto/engines.md)
+        typer.echo(f"written for {to} to {out}{', checked' if verify else ''}: {launch(to, out, target)}")
     elif not faults:
         typer.echo(f"{folder} is what {to} loads for {facts.name}")
     else:
@@ -90,7 +91,7 @@ KINDS = {
 
 
 def launch(to: str, out: str, target: str) -> str:
-    """The engine's command."""
+    """The engine's command. target: the model's folder or hub id."""
     import json
 
     from ..checkpoints.peagle import VLLM

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -86,7 +87,7 @@ def facts_of(model: str | Place | None) -> Facts:
     from ..backends.choose import load
     from ..checkpoints import Facts
 
-    return Facts.of(load(place).target) if place.gguf else Facts.at(place.where)
+    return replace(Facts.of(load(place).target), name=str(place)) if place.gguf else Facts.at(place.where)
 
 
 def summary(checkpoint: Checkpoint) -> dict[str, Any]:

@@ -51,6 +51,7 @@ def tune_tree(
     from ..budgets.budgeter import FixedBudget
     from ..params import InputError, Sampling
     from ..prompts import read
+    from ..training import tree_tuning as tuning
     from .audit import bars
     from .loading import load
 
@@ -67,20 +68,21 @@ def tune_tree(
     if out is not None:
         files.regular(out)
     check_names(dtype, device)
+    folder = folder_of(drafter)
+    if store:
+        tuning.storing(folder)
     prompts = read(prompts_file, limit)
     llm = load(model, [drafter], dtype=dtype, device=device, no_compile=no_compile, trust_remote_code=trust_remote_code)
-    from ..training import tree_tuning as tuning
-
     requests, _ = llm.requests(prompts, max_new_tokens=max_new_tokens, seed=seed, sampling=Sampling(temperature))
     with bars() as progress:
         measured = tuning.measure(llm.engine(), requests, ranks, size.depth, batch_size, progress)
     tuned = tuning.grow(measured, size.nodes)
-    if store:
-        tuning.store(folder_of(drafter), tuned)
     about = {"target": llm.name, "drafter": drafter, "temperature": temperature, "prompts": len(prompts), "seed": seed}
     document = tuning.document(tuned, measured, about)
     if out is not None:
         files.write(out, json.dumps(document, indent=1) + "\n")
+    if store:
+        tuning.store(folder, tuned)
     if as_json:
         typer.echo(json.dumps(document))
     else:
@@ -89,11 +91,11 @@ def tune_tree(
 
 def folder_of(spec: str) -> str:
     """The folder in a SPEC."""
-    from .. import drafters
+    from .. import drafters, shipped
 
     body = spec.partition("?")[0]
     name, _, path = body.partition(":")
-    return path if name in drafters.names() else body
+    return shipped.place_of(shipped.placed(path, name) if name in drafters.names() else body)
 
 
 def show(tuned: Tuned, measured: Measured, out: str | None, store: bool) -> None:

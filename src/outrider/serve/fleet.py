@@ -1,8 +1,8 @@
 """Several drafters in one batch, one per row; a failing drafter does not affect the text.
 
 Requests choose their drafter, or none, and how much it may draft. Rows with the same choice share a drafting; the trees
-of all choices are batched, so that the target verifies them in one pass. A drafter that raises an exception or
-proposes a broken tree is disabled permanently, and its rows continue without drafts: under `coupled` their text is the same.
+of all choices are batched, so that the target verifies them in one pass. A drafter that raises an exception or proposes
+a broken tree is disabled permanently, and its rows continue without drafts: under `coupled` their text is the same.
 """
 
 from __future__ import annotations

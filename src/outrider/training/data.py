@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from jaxtyping import Bool, Int
+from jinja2 import TemplateError
 from torch import Tensor
 
 from .. import prompts
@@ -134,7 +135,7 @@ def pieces(text: str, size: int = PIECE) -> Iterator[str]:
     """A long text, split at blank lines into documents of about `size` characters."""
     held = ""
     for paragraph in text.split("\n\n"):
-        if held and len(held) + len(paragraph) > size:
+        if held.strip() and len(held) + len(paragraph) > size:
             yield held
             held = ""
         held += paragraph + "\n\n"
@@ -214,13 +215,17 @@ def _chat(messages: Sequence[Mapping[str, str]], tokenizer: Any, where: str, end
         return Text(parts, ends)
 
     def shown(count: int, prompt: bool) -> str:
-        return tokenizer.apply_chat_template(list(messages[:count]), tokenize=False, add_generation_prompt=prompt)
+        try:
+            return tokenizer.apply_chat_template(list(messages[:count]), tokenize=False, add_generation_prompt=prompt)
+        except (TemplateError, ValueError) as error:
+            raise InputError(f"{where}: the chat template refuses these messages: {error}; correct the line") from None
 
     parts, done = [], ""
     for i, m in enumerate(messages):
         if m["role"] != "assistant":
             continue
-        before, after = shown(i, True), shown(i + 1, False)
+        after = shown(i + 1, False)
+        before = shown(i, True) if i else after[: max(0, after.find(m["content"]))]  # no template opens an empty chat
         if not before.startswith(done) or not after.startswith(before):
             raise InputError(f"{where}: this chat template rewrites earlier turns; give prompt and completion instead")
         parts += [(before[len(done) :], False), (after[len(before) :], True)]

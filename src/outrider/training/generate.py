@@ -32,10 +32,12 @@ def write(
     opening: int,
     eos: frozenset[int],
     done: Callable[[int], None] = lambda count: None,
+    say: Callable[[str], None] = lambda words: None,
 ) -> int:
     """Append an answer for every question without one in `out`.
 
-    A text is continued from its first `opening` tokens. Question i uses seed + i.
+    A text is continued from its first `opening` tokens. Question i uses seed + i. Questions that fill the model's
+    context are left out, and `say` tells how many.
 
     Returns:
         The number of answers written. Empty answers are not.
@@ -66,6 +68,12 @@ def write(
         with files.alone(out):
             have = finished(out)
             todo = [(i, what, _ids(tokenizer, what, opening)) for i, (_, what) in enumerate(items) if i not in have]
+            long = [i for i, _, ids in todo if len(ids) >= target.context]
+            if long:
+                what = "question fills" if len(long) == 1 else "questions fill"
+                which = f"{'is' if len(long) == 1 else 'are'} left out: the first is number {long[0] + 1}"
+                say(f"{len(long)} {what} the context of {target.context} tokens and {which}")
+                todo = [one for one in todo if len(one[2]) < target.context]
             some = WINDOW * batch_size
             todo = [one for i in range(0, len(todo), some) for one in sorted(todo[i : i + some], key=_length)]
             requests = [Request(ids, seed + i, max_new_tokens, sampling, cut) for i, _, ids in todo]

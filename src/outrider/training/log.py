@@ -6,9 +6,12 @@ import importlib.util
 import json
 from collections.abc import Mapping
 from datetime import timedelta
+from math import inf
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+
+from .. import files
 
 EVERY = 10  # steps between lines
 
@@ -103,8 +106,7 @@ class Log:
     def _write(self, line: dict[str, Any]) -> None:
         if not self.main:
             return
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+        files.append(self.path, json.dumps(line))
         if self.board is not None:
             for name, value in line.items():
                 if isinstance(value, float):
@@ -114,6 +116,13 @@ class Log:
         """Drop lines after the checkpoint that this run resumes from."""
         if not self.path.exists():
             return
-        lines = [line for line in self.path.read_text(encoding="utf-8").splitlines() if line.strip()]
-        kept = [line for line in lines if json.loads(line)["step"] <= start]
-        self.path.write_text("".join(line + "\n" for line in kept if start), encoding="utf-8")
+        kept = [line for line in self.path.read_text(encoding="utf-8").splitlines() if step_of(line) <= start]
+        files.write(self.path, "".join(line + "\n" for line in kept if start))
+
+
+def step_of(line: str) -> float:
+    """The step of a line of the log; infinite for one that was cut off."""
+    try:
+        return float(json.loads(line)["step"])
+    except (ValueError, TypeError, KeyError):
+        return inf

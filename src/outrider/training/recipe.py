@@ -107,7 +107,7 @@ class Recipe:
         filled = replace(
             self,
             warmup=kept.warmup if self.warmup < 0 else self.warmup,
-            options={**kept.options, **self.options},
+            options={**kept.options, **{k: v for k, v in self.options.items() if (k, v) != ("draft_vocab", -1)}},
             lr=self.lr or kept.lr,
             clip=self.clip or kept.clip,
             bf16=kept.bf16 if self.bf16 is None else self.bf16,

@@ -204,14 +204,18 @@ def document(tuned: Tuned, measured: Measured, about: Mapping[str, Any]) -> dict
     }
 
 
-def store(folder: str, tuned: Tuned) -> None:
-    """Make the tree a trained drafter's default, in the folder's config."""
-    file = Path(folder) / "config.json"
+def storing(folder: str | Path) -> dict[str, Any]:
+    """The config of a drafter's folder that may hold a tree. Raises InputError where it cannot."""
     try:
-        config = json.loads(file.read_text(encoding="utf-8"))
+        config = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         config = {}
     if not isinstance(config, dict) or "outrider_method" not in config or "tree" not in config:
         raise InputError(f"{folder or 'this drafter'} has no config for a tree; write it to a file with --out")
-    config["tree"] = [list(p) for p in tuned.paths]
-    files.write(file, json.dumps(config, indent=2) + "\n")
+    return config
+
+
+def store(folder: str | Path, tuned: Tuned) -> None:
+    """Make the tree a trained drafter's default, in the folder's config. Raises as `storing` does."""
+    config = {**storing(folder), "tree": [list(p) for p in tuned.paths]}
+    files.write(Path(folder) / "config.json", json.dumps(config, indent=2) + "\n")

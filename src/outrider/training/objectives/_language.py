@@ -13,7 +13,7 @@ tokens of its draft vocabulary, if any, to which the loss is restricted.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -50,10 +50,23 @@ class LanguageObjective(NetworkObjective):
         self.taps = (-1,) if stage == "distil" else ()
         self.view = None if net.config.model_type in ssm.KINDS else HFTarget(net)
         self.before = list(getattr(net.config, "outrider_stages", ()))
-        ids = vocabulary.ids_named(net)
-        self.teacher = _heads.rows(target, ids)
-        self.register_buffer("ids", ids, persistent=False)
-        self.register_buffer("places", None if ids is None else vocabulary.places_of(ids, target.vocab), False)
+        self.register_buffer("ids", vocabulary.ids_named(net))
+        self._read_vocabulary()
+
+    def _read_vocabulary(self) -> None:
+        ids = self.ids
+        self.teacher = _heads.rows(self.target, ids)
+        places = None if ids is None else vocabulary.places_of(ids, self.target.vocab)
+        self.register_buffer("places", places, persistent=False)
+        if ids is not None:
+            setattr(self.net.config, vocabulary.CONFIG, ids.tolist())
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], *given: Any, **options: Any) -> Any:
+        """As of any module; a resumed run keeps its draft vocabulary, whatever data has come since."""
+        kept = {} if self.ids is None else {"ids": self.ids}  # which checkpoints of older versions lack
+        made = super().load_state_dict({**kept, **state_dict}, *given, **options)
+        self._read_vocabulary()
+        return made
 
     def features(self, batch: Batch) -> Float[Tensor, "b n h"]:
         """Hidden states after the last norm, documents separate."""

@@ -12,8 +12,8 @@ def layer_like(target: Target, inputs: int = 1, hidden: int = 0) -> LayerShape:
     hidden = hidden or target.hidden
     heads = int(config["num_attention_heads"])
     rope = dict(config.get("rope_parameters") or {})
-    if "rope_theta" not in rope:  # several, by layer type, or none: the default one
-        rope = {"rope_type": "default", "rope_theta": 10000.0}
+    if "rope_theta" not in rope:  # a config of transformers 4; several, by layer type, or none: the default one
+        rope = {"rope_theta": float(config.get("rope_theta") or 10000.0)}
     return LayerShape(
         hidden=hidden,
         heads=heads,

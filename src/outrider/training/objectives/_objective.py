@@ -113,7 +113,8 @@ class TrimmedObjective(NetworkObjective):
     def _read_vocabulary(self) -> None:
         target, ids = self.target, self.net.ids()
         ids = None if ids is None or len(ids) == target.vocab else ids
-        self.head = _heads.rows(target, ids)
+        # a compiled head lets no gradient through, so its rows are multiplied here
+        self.head = _heads.rows(target, torch.arange(target.vocab) if ids is None and not target.tensors else ids)
         places = None if ids is None else vocabulary.places_of(ids, target.vocab)
         self.register_buffer("places", places, persistent=False)
 
@@ -136,7 +137,7 @@ class TrimmedObjective(NetworkObjective):
             )
         theirs = to_dict(native.network(checkpoint.method).read(checkpoint.config, folder))
         mine = to_dict(self.net.config)
-        other = sorted(k for k in mine.keys() - BESIDE if mine[k] != theirs[k])
+        other = sorted(k for k in mine.keys() - BESIDE if _rounded(mine[k]) != _rounded(theirs[k]))
         if other:
             raise InputError(f"{folder} has another {', '.join(other)} than this training; give the same options")
         tensors = native.exact(checkpoint.tensors, native.shapes(self.net), folder)
@@ -146,6 +147,13 @@ class TrimmedObjective(NetworkObjective):
     def draftable(self, tokens: Int[Tensor, "*s"]) -> Bool[Tensor, "*s"]:
         """The target's tokens in the draft vocabulary."""
         return torch.ones_like(tokens, dtype=torch.bool) if self.places is None else self.places[tokens] >= 0
+
+
+def _rounded(value: Any) -> Any:
+    """Numbers as float32: a .gguf file has 1e-5 as 9.99999974e-06."""
+    if isinstance(value, dict):
+        return {name: _rounded(part) for name, part in value.items()}
+    return float(torch.tensor(value)) if isinstance(value, float) else value
 
 
 def drafted(folder: str, part: str, target: Target) -> int:
