@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from numbers import Integral, Real
@@ -17,6 +18,18 @@ LOSSY: tuple[Rule, ...] = ("typical",)
 
 class InputError(ValueError):
     """Unknown or contradictory input: one sentence that says what to do. The command line exits with 2."""
+
+
+@contextmanager
+def understood(what: str) -> Iterator[None]:
+    """What a damaged value makes fail inside, as an InputError: no list of checks names every damage."""
+    try:
+        yield
+    except InputError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        line = " ".join(str(error).split())[:100]
+        raise InputError(f"{what} cannot be understood ({type(error).__name__}: {line}); fetch it again") from None
 
 
 OUT_OF_MEMORY = (

@@ -27,6 +27,8 @@ from ._growth import WIDEST, Growth
 from ._text import TextDrafter, across, check_tokenizer, check_way, tokenizer_of
 from ._words import Same, Words, check_names, names_in
 
+PIECE = 64  # tokens that are read at once when drafting begins again
+
 
 @dataclass(frozen=True)
 class ModelDrafter(Drafter):
@@ -104,7 +106,13 @@ class ModelDrafting(Drafting):
         self.pending += other.pending
 
     def _read(self, rows: Rows) -> Any:
-        """Feed the pending tokens and the root as one chain, keep all but the root (it stays at node 0's slot)."""
+        """Feed the pending tokens and the root as one chain, keep all but the root (it stays at node 0's slot). Many
+        are fed in pieces, since the memory of a chain grows with its square."""
+        while max(map(len, self.pending)) > PIECE:
+            counts = [min(len(row) - 1, PIECE) for row in self.pending]
+            self.session.forward(chain([row[: max(1, n)] for row, n in zip(self.pending, counts, strict=True)]))
+            self.session.keep([list(range(n)) for n in counts])
+            self.pending = [row[n:] for row, n in zip(self.pending, counts, strict=True)]
         logits = self.session.forward(chain(self.pending)).logits
         last = [len(row) - 1 for row in self.pending]
         self.session.keep([list(range(count)) for count in last])

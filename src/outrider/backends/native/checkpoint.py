@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ...core.types import Array
-from ...params import InputError
+from ...params import InputError, understood
 from . import model
 from .description import Description
 from .experts import IN_TURN, apart
@@ -53,6 +53,8 @@ class Checkpoint:
             raise InputError(
                 f"the weights of {self.place} lack {len(lacking)} tensors, {lacking[0]} among them; fetch them again"
             )
+        if self.gguf is not None and (others := sorted(set(self.parameters) - set(wanted))):
+            raise InputError(f"{self.place} has {others[0]}, which native passes of this family do not read")
         for name, shape in wanted.items():
             one = self.parameters[name]
             if one.tensor.kind.name not in model.READABLE:
@@ -81,10 +83,11 @@ def _of_gguf(place: Path) -> Checkpoint:
     file = open_gguf(place)
     if not model.supports(file):
         raise InputError(f"{place} cannot be read as it lies: {model.refused(file)}")
-    parameters = apart({one.name: one for one in model.parameters(file)})
-    return Checkpoint(
-        place, model.config_of(file), parameters, model.kept_in(file), model.frequency_factors(file), gguf=file
-    )
+    with understood(str(place)):
+        parameters = apart({one.name: one for one in model.parameters(file)})
+        return Checkpoint(
+            place, model.config_of(file), parameters, model.kept_in(file), model.frequency_factors(file), gguf=file
+        )
 
 
 def _of_folder(folder: Path) -> Checkpoint:
@@ -96,7 +99,8 @@ def _of_folder(folder: Path) -> Checkpoint:
             if name in parameters:
                 raise InputError(f"{folder} holds the tensor {name} twice; fetch it again")
             parameters[name] = Parameter(name, tensor)
-    parameters = apart(parameters, config.get("model_type") == IN_TURN)
+    with understood(str(folder)):
+        parameters = apart(parameters, config.get("model_type") == IN_TURN)
     known = config.get("dtype") or config.get("torch_dtype")
     kinds = (one.tensor.kind.name for one in parameters.values())
     first = next((kind for kind in kinds if kind in FLOATS), "F32")

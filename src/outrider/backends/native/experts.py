@@ -47,7 +47,7 @@ def _apart(one: Parameter) -> Iterator[Parameter]:
         yield replace(one, name=f"{match[1]}mlp.experts.{match[2]}.{MIXTRAL[match[3]]}.weight")
     elif ROUTER in name:
         yield replace(one, name=name.replace(ROUTER, ".mlp.gate."))
-    elif (match := STACKED.fullmatch(name)) and len(shape) > 1 and shape[0] <= MOST:
+    elif (match := STACKED.fullmatch(name)) and len(shape) > 1 and 0 < shape[0] <= MOST:
         parts, kind = match[2].split("_"), match[3] or "weight"
         if shape[1] % len(parts):
             return
@@ -66,7 +66,7 @@ def _in_turn(one: Parameter, scales: Parameter | None) -> Iterator[Parameter]:
         yield one
     elif match[3] == "blocks":
         yield from _of_blocks(one, scales, match)
-    elif len(shape) > 1 and shape[0] <= MOST:
+    elif len(shape) > 1 and 0 < shape[0] <= MOST:
         parts, kind = match[2].split("_"), match[3] or "weight"
         for e, data in enumerate(one.tensor.data.reshape(shape[0], -1)):
             tensor = replace(one.tensor, shape=shape[1:], data=data)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ...core.types import Array
-from ...params import InputError
+from ...params import InputError, understood
 from .abi import BLOCK_WEIGHTS, MAX_HEAD_DIM
 from .description import ALL_HEADS, EACH_HEAD, Description, Experts, LayerOptions, Names
 from .rope import Rope
@@ -42,7 +42,8 @@ def describe(config: Mapping[str, Any], factors: Array | None = None) -> Descrip
     Raises:
         InputError: the family or an option of it is not supported, or a value is missing or makes no sense.
     """
-    made = read(config, factors)
+    with understood("the model's config"):
+        made = read(config, factors)
     if made.hidden % BLOCK_WEIGHTS:
         raise InputError(f"native passes support hidden sizes that are multiples of {BLOCK_WEIGHTS}, not {made.hidden}")
     if made.head_dim > MAX_HEAD_DIM:
@@ -181,14 +182,15 @@ class Values:
                 raise InputError("native passes do not support rotary embeddings that differ between layers")
             parameters, plain = parameters[kind] or {}, True
         scaling = parameters if plain else self.config.get("rope_scaling") or parameters
+        if not isinstance(scaling, Mapping):
+            raise InputError("the rotary embeddings of the model's config cannot be understood; fetch it again")
         values = {"rope_theta": self.config.get(theta) or self.config["rope_default"], **scaling}
         values["rope_type"] = scaling.get("rope_type", scaling.get("type", "default"))
         most = self.count("max_position_embeddings")
-        values["original_max_position_embeddings"] = (
-            self.config.get("original_max_position_embeddings")
-            or scaling.get("original_max_position_embeddings")
-            or most
-        )
+        name = "original_max_position_embeddings"
+        values[name] = self.config.get(name) or scaling.get(name) or most
+        if not isinstance(values[name], int | float) or not 1 <= values[name] < MOST:
+            raise InputError(f"the config's {name} is {values[name]!r}, not a positive number; fetch it again")
         values.setdefault("partial_rotary_factor", self.config.get("partial_rotary_factor") or 1.0)
         if values["rope_type"] == "longrope" and values.get("factor") is None:
             values["factor"] = most / int(values["original_max_position_embeddings"])
@@ -252,11 +254,11 @@ def _mistral(known: Values) -> Description:
     return known.description(LLAMA, [LayerOptions(window=known.window())] * known.layers)
 
 
-def _sliding(known: Values) -> list[int]:
-    """The windows of Qwen's layers."""
-    first = known.config.get("max_window_layers") or 0
+def _sliding(known: Values, first: Callable[[int, int], bool] = int.__ge__) -> list[int]:
+    """The windows of Qwen's layers; first: which have one, by their number and `max_window_layers`."""
+    bound = known.config.get("max_window_layers") or 0
     window = known.window() if known.flag("use_sliding_window") else 0
-    return [window if slides else 0 for slides in known.slides(lambda i: i >= first)]
+    return [window if slides else 0 for slides in known.slides(lambda i: first(i, bound))]
 
 
 def _qwen2(known: Values) -> Description:
@@ -299,7 +301,8 @@ def _qwen3_moe(known: Values) -> Description:
 
 def _qwen2_moe(known: Values) -> Description:
     experts = _sparse(known, shared=known.count("shared_expert_intermediate_size"))
-    layers = [LayerOptions(window, experts=own) for window, own in zip(_sliding(known), experts, strict=True)]
+    windows = _sliding(known, lambda i, bound: i % 2 == 0 and i < bound)
+    layers = [LayerOptions(window, experts=own) for window, own in zip(windows, experts, strict=True)]
     return known.description(LLAMA, layers, biases=frozenset("qkv" if known.flag("qkv_bias") else ""))
 
 

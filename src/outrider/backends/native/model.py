@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ...params import InputError
+from ...params import InputError, understood
 from .description import MATRICES, Description
 from .families import OTHER_NAMES, read
 from .files import ModelFile, Tensor
@@ -33,6 +33,7 @@ READABLE = {  # kinds of tensors whose numbers `c/formats/gguf.h` makes
 }  # fmt: skip
 FREQUENCIES = "rope_freqs.weight"  # by what each rotary frequency is divided
 SHORT, LONG = "rope_factors_short.weight", "rope_factors_long.weight"  # the same, of LongRoPE
+ENDS = "eos", "eot", "eom"  # of a text, of a turn, of a message
 INTERLEAVED = {"llama", "smollm3", "granite"}  # architectures whose files keep rows of queries and keys pair by pair
 
 
@@ -83,12 +84,14 @@ def supports(file: ModelFile) -> bool:
 def refused(file: ModelFile) -> str:
     """Why `config_of` and `parameters` cannot read this file; empty where they can."""
     architecture = file.metadata.get("general.architecture")
-    if architecture not in FAMILIES:
+    if not isinstance(architecture, str) or architecture not in FAMILIES:
         return f"its architecture is {architecture!r}, not one of {', '.join(FAMILIES)}"
     if other := sorted({tensor.kind.name for tensor in file.tensors.values()} - READABLE):
         return f"it has tensors of the kind {other[0]}, not only {', '.join(sorted(READABLE))}"
     try:
-        if names := unknown(file):
+        with understood("its description"):
+            names = unknown(file)
+        if names:
             return f"it has the tensor {names[0]!r}, which no model of this architecture has"
     except InputError as error:
         return str(error)
@@ -134,6 +137,10 @@ def config_of(file: ModelFile) -> dict[str, Any]:
         f"{name}_token_id": file.metadata.get(f"tokenizer.ggml.{key}_token_id")
         for name, key in (("bos", "bos"), ("eos", "eos"), ("pad", "padding"))
     }
+    keys = ENDS if known.architecture != "gpt-oss" else ENDS[:1]  # its eot ends a channel
+    ends = dict.fromkeys(file.metadata.get(f"tokenizer.ggml.{key}_token_id") for key in keys)
+    if len(ids := [token for token in ends if type(token) is int]) > 1:
+        config["eos_token_id"] = ids
     if known.get("attention.key_length") is not None:
         config["head_dim"] = known.count("attention.key_length")
     config |= FAMILIES[known.architecture](known, file)
@@ -162,6 +169,8 @@ def parameters(file: ModelFile) -> Iterator[Parameter]:
             order = halves_of_pairs(heads, made.head_dim)
         elif part == "qkv" and made.by_group:  # the file has queries, keys and values in turn
             order = np.argsort(np.concatenate([made.rows_of_fused(each) for each in ("q", "k", "v")]))
+            if tensor.shape[0] != len(order):
+                raise InputError(f"{file.path}: tensor {name!r} has not {len(order)} rows; fetch it again")
         transposed = made.names.transposed and matrix and part in (*MATRICES, "qkv")
         shift = -made.norm_offset if "norm" in name.split(".")[-2] else 0.0
         for i, own in enumerate(own_names):
@@ -172,7 +181,14 @@ def parameters(file: ModelFile) -> Iterator[Parameter]:
 def frequency_factors(file: ModelFile) -> np.ndarray | None:
     """By what each rotary frequency is divided, float32 [head_dim / 2]; None: by nothing."""
     tensor = file.tensors.get(FREQUENCIES)
-    return None if tensor is None else tensor.data.view(np.float32)
+    return None if tensor is None else _floats(tensor)
+
+
+def _floats(tensor: Tensor) -> np.ndarray:
+    """The numbers of a vector that is kept in float32."""
+    if tensor.kind.name != "F32":
+        raise InputError(f"the file keeps {tensor.name} as {tensor.kind.name}, not as F32; fetch it again")
+    return tensor.data.reshape(-1).view(np.float32)
 
 
 def halves_of_pairs(heads: int, width: int) -> np.ndarray:
@@ -254,7 +270,7 @@ def _rope(known: _Values, file: ModelFile) -> dict[str, Any]:
         original = known.count("rope.scaling.original_context_length")
         rope |= {"rope_type": "longrope", "original_max_position_embeddings": original}
         factors = {"short_factor": SHORT, "long_factor": LONG}
-        read = {key: file.tensors[name].data.view(np.float32).tolist() for key, name in factors.items()}
+        read = {key: _floats(file.tensors[name]).tolist() for key, name in factors.items()}
         return rope | read
     if kind == "linear":
         return rope | {"rope_type": kind, "factor": known.number("rope.scaling.factor")}
@@ -339,12 +355,13 @@ def _gemma2(known: _Values, file: ModelFile) -> dict[str, Any]:
     hidden, heads = known.count("embedding_length"), known.count("attention.head_count")
     per_head = known.count("attention.key_length", hidden // heads)
     large = known.count("block_count") == {"gemma2": 46, "gemma3": 62}[known.architecture]
+    score_cap, logit_cap, window = (50.0, 30.0, 4096) if known.architecture == "gemma2" else (None, None, None)
     return {
         "model_type": "gemma2", "rms_norm_eps": known.eps(), "hidden_activation": "gelu_pytorch_tanh",
         "query_pre_attn_scalar": hidden // heads if large else per_head,
-        "sliding_window": known.get("attention.sliding_window"),
-        "attn_logit_softcapping": known.get("attn_logit_softcapping"),
-        "final_logit_softcapping": known.get("final_logit_softcapping"), **_layer_types(known),
+        "sliding_window": known.get("attention.sliding_window", window),
+        "attn_logit_softcapping": known.get("attn_logit_softcapping", score_cap),
+        "final_logit_softcapping": known.get("final_logit_softcapping", logit_cap), **_layer_types(known),
     }  # fmt: skip
 
 

@@ -31,7 +31,8 @@ class Nodes:
         lengths: int64 [b], committed tokens.
         positions: int64 [b, n], of all nodes.
         bound: no position lies beyond this one.
-        logit_nodes: int64 [k], the nodes whose logits are computed, counted from `since`, ascending.
+        logit_nodes: int64 [k], the nodes whose logits are computed, counted from `since`, ascending; or [b, k], of each
+            row.
         embeds: [b, n - since, h], embeddings to read in place of the tokens'; None: theirs.
     """
 
@@ -45,13 +46,14 @@ class Nodes:
 
     @classmethod
     def of(
-        cls, tree: DraftTree, lengths: Array, since: int = 0, embeds: Any = None, logit_nodes: Sequence[int] = ()
+        cls, tree: DraftTree, lengths: Array, since: int = 0, embeds: Any = None, logit_nodes: Array | None = None
     ) -> Nodes:
-        """The nodes of a tree behind texts of these lengths; `logit_nodes`: () means all."""
-        wanted = np.arange(tree.nodes - since) if not logit_nodes else np.array(logit_nodes, np.int64)
+        """The nodes of a tree behind texts of these lengths; `logit_nodes`: None means all."""
+        wanted = np.arange(tree.nodes - since) if logit_nodes is None else logit_nodes
         depths = tree.depths if tree.ancestors is not None else np.arange(tree.nodes)
         bound = int(lengths.max()) + (tree.deepest if tree.ancestors is not None else tree.nodes - 1)
-        return cls(tree, lengths, lengths[:, None] + depths, bound, wanted, since, embeds)
+        positions = np.ascontiguousarray(lengths[:, None] + depths)
+        return cls(tree, lengths, positions, bound, wanted, since, embeds)
 
 
 class Forward:
@@ -66,11 +68,15 @@ class Forward:
     """
 
     def __init__(self, code: Library, weights: Weights, ropes: tuple[Rope, ...], context: int, halves: bool):
-        self.code, self.weights, self.ropes, self.context = code, weights, ropes, context
+        self.code, self.context = code, context
         self.dtype = np.dtype(np.uint16 if halves else np.float32)
         self.lock = Lock()  # of the workspace
-        self.workspace = Workspace(code, weights.model)
-        self.table = stacked(ropes, 0)
+        self.read(weights, ropes)
+
+    def read(self, weights: Weights, ropes: tuple[Rope, ...]) -> None:
+        """Compute with these from now on; widths within a layer may be others."""
+        self.weights, self.ropes = weights, ropes
+        self.workspace, self.table = Workspace(self.code, weights.model), stacked(ropes, 0)
 
     def run(self, cache: KVCache, nodes: Nodes, taps: Sequence[int]) -> TargetOutput:
         """One pass. Logits are float32 [b, k, v], those of padding are undefined; features are of the cache's
@@ -80,11 +86,12 @@ class Forward:
         cache.reserve(int(nodes.lengths.max()) + n)
         tokens = np.ascontiguousarray(tree.tokens[:, nodes.since :])
         ancestors = None if tree.ancestors is None else np.ascontiguousarray(tree.ancestors)
-        sizes = tree.size if ancestors is None or b > 1 else None
+        sizes = np.ascontiguousarray(tree.size) if ancestors is None or b > 1 else None
         layers = integers(tap if tap >= 0 else model.layers + 1 + tap for tap in taps)
         features = [self._feature(b, m, sizes is not None) for _ in taps]
         pointers = addresses(feature.__array_interface__["data"][0] for feature in features)
-        logits = aligned((b, len(nodes.logit_nodes), model.vocab))
+        count = nodes.logit_nodes.shape[-1]
+        logits = aligned((b, count, model.vocab))
         with self.lock:
             table = self.rope_table(nodes.bound + 1)
             pass_ = struct(
@@ -93,8 +100,8 @@ class Forward:
                 positions=address(nodes.positions), sizes=address(sizes), ancestors=address(ancestors),
                 cache=cache.pointers, rope=address(table), rope_positions=table.shape[1],
                 taps=len(taps), tap_layers=layers, features=pointers,
-                logit_count=len(nodes.logit_nodes), logit_nodes=address(nodes.logit_nodes), logits=address(logits),
-                **self._inputs(tokens, nodes.embeds), **self.workspace.of_pass(b * m, n),
+                logit_count=count, logit_nodes=address(nodes.logit_nodes), own_logit_nodes=nodes.logit_nodes.ndim > 1,
+                logits=address(logits), **self._inputs(tokens, nodes.embeds), **self.workspace.of_pass(b * m, n),
             )  # fmt: skip
             self.workspace.use_threads(pass_, b * m)
             self.code.forward(model, pass_)

@@ -62,15 +62,13 @@ class NativeSession(Session):
             end = min(first + CHUNK, longest)
             tree = chain([prompt[first:end] for prompt in prompts], matrix=False)
             counts: list[int] = tree.size.tolist()
-            ends = [max(count, 1) - 1 for count in counts]
-            last_nodes = sorted(set(ends))
+            ends = np.array([[max(count, 1) - 1] for count in counts], np.int64)
             lengths = np.full(len(prompts), first, np.int64)
-            output = self.target.run(self.cache, Nodes.of(tree, lengths, logit_nodes=last_nodes), taps)
-            logits = output.logits[np.arange(len(prompts)), [last_nodes.index(e) for e in ends]][:, None]
+            output = self.target.run(self.cache, Nodes.of(tree, lengths, logit_nodes=ends), taps)
             self.lengths = [n + count for n, count in zip(self.lengths, counts, strict=True)]
             last = tuple(first < len(prompt) <= end for prompt in prompts)
             following = [prompt[end] if end < len(prompt) else -1 for prompt in prompts]
-            yield Prefill(tree, TargetOutput(logits, output.features), last, following)
+            yield Prefill(tree, output, last, following)
 
     def forward(self, tree: DraftTree, taps: tuple[int, ...] = (), since: int = 0, embeds: Any = None) -> TargetOutput:
         """See `Session.forward`. Logits of padding are undefined; features of padding are zeros."""

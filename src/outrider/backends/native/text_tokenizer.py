@@ -179,8 +179,23 @@ def _first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
 
+def turn_ends(tokenizer: TextTokenizer | None) -> list[int]:
+    """The special token that the chat template writes behind an answer; none where it has none."""
+    if tokenizer is None or not tokenizer.chat_template:
+        return []
+    chat = [{"role": "user", "content": "question"}, {"role": "assistant", "content": "answer"}]
+    try:
+        text: str = tokenizer.apply_chat_template(chat, tokenize=False)
+    except Exception:  # a template may fail in any way, and then tells nothing
+        return []
+    first = tokenizer.encode(text.rpartition("answer")[2].lstrip(), add_special_tokens=False)[:1]
+    known = tokenizer.backend_tokenizer.get_added_tokens_decoder()
+    return [token for token in first if token in known and known[token].special]
+
+
 def eos_of(place: str | Path, config: Mapping[str, Any], tokenizer: TextTokenizer | None) -> frozenset[int]:
-    """Every token that ends a text: those of generation_config.json or else of the config, or the tokenizer's."""
+    """Every token that ends a text: those of generation_config.json or else of the config, or the tokenizer's. A .gguf
+    file may name the end of a text alone, and its template knows that of a turn."""
     place = Path(place)
     ends = None
     if place.is_dir() and (place / "generation_config.json").is_file():
@@ -188,4 +203,6 @@ def eos_of(place: str | Path, config: Mapping[str, Any], tokenizer: TextTokenize
     ends = config.get("eos_token_id") if ends is None else ends
     ends = getattr(tokenizer, "eos_token_id", None) if ends is None else ends
     ids = [ends] if isinstance(ends, int) else ends if isinstance(ends, list) else []
+    if place.is_file():
+        ids = [*ids, *turn_ends(tokenizer)]
     return frozenset(end for end in ids if isinstance(end, int))

@@ -76,8 +76,7 @@ class ModuleTarget(NativeTarget):
             why = why or "its sizes or its precision are others"
             raise InputError(f"the model was changed after it was loaded ({why}); load it again")
         self.checkpoint, self.places = now, places
-        self.forward.weights = weights.load(now, self.code, self.halves)
-        self.forward.ropes, self.forward.table = now.description.ropes, self.forward.table[:, :0]
+        self.forward.read(weights.load(now, self.code, self.halves), now.description.ropes)
         self.__dict__.pop("embeddings", None)
 
 

@@ -142,6 +142,7 @@ typedef struct {
     kv_t *const *features; /* [taps], each [rows * nodes, hidden] */
     int64_t logit_count; /* nodes of each row whose logits are computed */
     const int64_t *logit_nodes; /* [logit_count]: these, counted from `first_node`, ascending */
+    int64_t own_logit_nodes; /* 1: each row has its own, and `logit_nodes` is [rows, logit_count] */
     float *logits; /* [rows, logit_count, vocab] */
     int64_t threads; /* at most */
     int64_t slot_layers; /* layers whose keys and values lie side by side in a slot; 0: as 1 */

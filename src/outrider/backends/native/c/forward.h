@@ -42,7 +42,8 @@ static int64_t list_logit_nodes(const Pass *pass) {
     int64_t count = 0;
     EXPECT(pass->logit_count <= pass->nodes);
     for (int64_t i = 0; i < pass->rows * pass->logit_count; i++) {
-        const int64_t row = i / pass->logit_count, node = pass->logit_nodes[i % pass->logit_count];
+        const int64_t row = i / pass->logit_count;
+        const int64_t node = pass->logit_nodes[pass->own_logit_nodes ? i : i % pass->logit_count];
         EXPECT(node >= 0 && node < pass->nodes);
         if (node >= pass->row_starts[row + 1] - pass->row_starts[row]) continue;
         pass->logit_from[count] = pass->row_starts[row] + node;
