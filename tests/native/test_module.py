@@ -95,6 +95,20 @@ def test_changed_weights_are_read(change: Callable[[Any], Any], request: pytest.
 
 
 @torch.no_grad()
+def test_a_model_whose_layers_were_widened_is_read_anew() -> None:
+    """No buffer is left of the old width."""
+    one = model()
+    target = ModuleTarget(one)
+    assert near(target, one)
+    one.config.intermediate_size = 1024
+    for layer in one.model.layers:
+        for part, shape in (("gate_proj", (1024, 64)), ("up_proj", (1024, 64)), ("down_proj", (64, 1024))):
+            getattr(layer.mlp, part).weight = torch.nn.Parameter(torch.randn(shape) * 0.05, requires_grad=False)
+    assert near(target, one)
+    assert target.forward.workspace.model.intermediate == 1024
+
+
+@torch.no_grad()
 def test_a_cast_model_is_served_anew_or_refused() -> None:
     one = model()
     target = ModuleTarget(one)

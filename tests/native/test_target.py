@@ -8,8 +8,9 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -19,7 +20,9 @@ from gguf_files import write
 from small import BASE, build
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from outrider.backends.native import model as gguf_model
 from outrider.backends.native.checkpoint import open_checkpoint
+from outrider.backends.native.families import read
 from outrider.backends.native.passes import as_float
 from outrider.backends.native.target import NativeTarget, load
 from outrider.backends.native.weights import widened
@@ -325,6 +328,14 @@ def changed(folder: Path, **values: Any) -> Path:
         ({"rope_parameters": {"partial_rotary_factor": 0.01}}, "rotary embeddings of 0 elements of a head"),
         ({"quantization_config": {"quant_method": "awq"}}, "do not support the config's quantization_config"),
         ({"rms_norm_eps": "small"}, "rms_norm_eps is 'small'"),
+        ({"rope_scaling": "linear"}, "the rotary embeddings of the model's config cannot be understood"),
+        ({"original_max_position_embeddings": -5}, "original_max_position_embeddings is -5"),
+        ({"original_max_position_embeddings": "x"}, "original_max_position_embeddings is 'x'"),
+        ({"original_max_position_embeddings": 0.5}, "original_max_position_embeddings is 0.5"),
+        ({"partial_rotary_factor": "half"}, "the model's config cannot be understood (ValueError"),
+        ({"partial_rotary_factor": [1]}, "the model's config cannot be understood (TypeError"),
+        ({"partial_rotary_factor": float("inf")}, "the model's config cannot be understood (OverflowError"),
+        ({"model_type": "qwen2", "max_window_layers": "x"}, "the model's config cannot be understood (TypeError"),
     ],
 )
 def test_a_config_that_does_not_fit_is_one_sentence(tmp_path: Path, values: dict[str, Any], sentence: str) -> None:
@@ -332,6 +343,73 @@ def test_a_config_that_does_not_fit_is_one_sentence(tmp_path: Path, values: dict
     with pytest.raises(InputError) as refused:
         load(changed(tmp_path, **values))
     assert sentence in str(refused.value)
+
+
+@pytest.mark.parametrize("bound", [0, 1, 2, 9])
+def test_qwens_mixtures_have_windows_in_other_layers(bound: int) -> None:
+    """transformers' own rule, where the config names no types of layers."""
+    model = build("qwen2_moe", torch.float32, use_sliding_window=True, sliding_window=16, max_window_layers=bound,
+                  num_hidden_layers=4, layer_types=None)  # fmt: skip
+    wanted = [16 if kind == "sliding_attention" else 0 for kind in model.config.layer_types]
+    config = {name: value for name, value in model.config.to_dict().items() if name != "layer_types"}
+    assert [layer.window for layer in read({**config, "sliding_window": 16}).layers] == wanted
+
+
+@pytest.mark.parametrize("arch", ["gptneox", "falcon"])
+def test_fused_rows_that_a_file_lacks_are_refused(tmp_path: Path, arch: str) -> None:
+    """Before anything reads behind them."""
+    alone = {"hidden_size": 128, "num_attention_heads": 4}
+    known: dict[str, tuple[str, dict[str, Any]]] = {
+        "gptneox": ("gpt_neox", {"hidden_size": 64}), "falcon": ("falcon-rotary", alone),
+    }  # fmt: skip
+    name, sizes = known[arch]
+    model = build(name, torch.float32, **sizes)
+    file = write(tmp_path / "whole.gguf", model, arch=arch)
+    assert open_checkpoint(file).description
+    file = write(tmp_path / "cut.gguf", model, arch=arch, change=lambda name, x: x[:1] if "attn_qkv" in name else x)
+    with pytest.raises(InputError, match=r"'blk.0.attn_qkv.weight' has not \d+ rows; fetch it again"):
+        open_checkpoint(file)
+
+
+@pytest.mark.parametrize("extra", ["output.bias", "blk.0.attn_output.bias", "blk.1.ffn_up.bias"])
+def test_a_files_bias_that_no_pass_adds_is_refused(tmp_path: Path, extra: str) -> None:
+    file = write(tmp_path / "m.gguf", build("llama", torch.float32, **SIZES), extra=extra)
+    with pytest.raises(InputError, match="bias, which native passes of this family do not read"):
+        assert open_checkpoint(file).description
+
+
+def test_rotary_factors_of_another_kind_are_refused(tmp_path: Path) -> None:
+    model, extra = build("llama", torch.float32, **SIZES), "rope_freqs.weight"
+    file = write(tmp_path / "m.gguf", model, extra=extra)
+    assert open_checkpoint(file).factors is not None
+    changed = write(tmp_path / "half.gguf", model, extra=extra, change=lambda n, x: x.astype(np.float16))
+    with pytest.raises(InputError, match=r"keeps rope_freqs.weight as F16, not as F32"):
+        open_checkpoint(changed)
+
+
+def test_a_gemma_2_whose_file_leaves_its_caps_out_has_them() -> None:
+    """As llama.cpp reads it; Gemma 3 has none."""
+    known = {"gemma2": (50.0, 30.0, 4096), "gemma3": (None, None, None)}
+    for arch, (score, logit, window) in known.items():
+        values = {f"{arch}.{name}": n for name, n in {
+            "embedding_length": 64, "attention.head_count": 2, "block_count": 2, "attention.key_length": 32,
+            "attention.layer_norm_rms_epsilon": 1e-6, "context_length": 64}.items()}  # fmt: skip
+        config = gguf_model._gemma2(gguf_model._Values({"general.architecture": arch, **values}), cast(Any, None))
+        assert (config["attn_logit_softcapping"], config["final_logit_softcapping"]) == (score, logit)
+        assert config["sliding_window"] == window
+
+
+def test_trees_may_lie_in_any_order_in_memory(target: NativeTarget) -> None:
+    """As a drafter of somebody else's makes them."""
+    tree = from_lists([([9, 5, 6], [0, 0, 1], [0.0] * 3), ([4, 60, 61], [0, 0, 0], [0.0] * 3)])
+    strided = np.repeat(tree.size, 2)[::2]
+    other = replace(tree, depths=np.asfortranarray(tree.depths), size=strided, tokens=np.asfortranarray(tree.tokens))
+    made = []
+    for one in (tree, other):
+        session = target.open(64)
+        list(session.prefill([text(1, 10), text(2, 500)]))
+        made.append(session.forward(one).logits)
+    assert np.array_equal(made[0], made[1])
 
 
 def test_files_that_are_not_there_or_damaged_are_one_sentence(tmp_path: Path) -> None:

@@ -57,6 +57,23 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return file
 
 
+def test_a_files_text_ends_with_its_turn(tmp_path: Path) -> None:
+    """Where a file names the end of a text alone (token 1), that of a turn too, or its template has that."""
+    model = build("llama", vocab_size=128)
+    bare = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
+    wanted: list[tuple[dict[str, Any], set[int]]] = [
+        ({"template": bare}, {1}),
+        ({"template": bare, "eot": 3, "eom": 4}, {1, 3, 4}),
+        ({"template": bare, "eot": 1}, {1}),
+        ({"template": bare.replace("}}", "}} <user>\n")}, {1, 2}),
+        ({"template": bare.replace("}}", "}} th")}, {1}),
+        ({"template": "{{ raise_exception('no') }}"}, {1}),
+    ]
+    for i, (options, ends) in enumerate(wanted):
+        file = write(tmp_path / f"{i}.gguf", model, "F32", **options)
+        assert eos_of(file, open_checkpoint(file).config, load_tokenizer(file)) == ends
+
+
 def of_transformers(place: Path) -> Any:
     return AutoTokenizer.from_pretrained(place) if place.is_dir() else gguf.read_tokenizer(place)
 

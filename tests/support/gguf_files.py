@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +34,24 @@ def tokens(count: int) -> list[str]:
     return [*made, *(f"<unused{i}>" for i in range(count - len(made)))]
 
 
-def write(file: Path, model: Any, kind: str = "F32", arch: str = "llama", leave_out: str = "", extra: str = "") -> Path:
+def write(
+    file: Path,
+    model: Any,
+    kind: str = "F32",
+    arch: str = "llama",
+    leave_out: str = "",
+    extra: str = "",
+    change: Callable[[str, np.ndarray], np.ndarray] = lambda name, array: array,
+    template: str = TEMPLATE,
+    **ids: int,
+) -> Path:
     """A tiny model as a file of this kind; the queries' and keys' rows in llama.cpp's order.
 
-    `leave_out`: a tensor that it lacks; `extra`: one that no Llama has.
+    Args:
+        leave_out: a tensor that it lacks.
+        extra: one that no Llama has.
+        change: of its tensors, in F32 or F16.
+        ids: of special tokens besides `bos` and `eos`: `eot=7`.
     """
     config, out = model.config, gguf.GGUFWriter(str(file), arch)
     hidden, heads = config.hidden_size, config.num_attention_heads
@@ -64,7 +79,9 @@ def write(file: Path, model: Any, kind: str = "F32", arch: str = "llama", leave_
     out.add_token_types([3 if word.startswith("<") and len(word) > 1 else 1 for word in words])
     out.add_bos_token_id(1)
     out.add_eos_token_id(1)
-    out.add_chat_template(TEMPLATE)
+    for name, token in ids.items():
+        out.add_uint32(f"tokenizer.ggml.{name}_token_id", token)
+    out.add_chat_template(template)
     if mixture := getattr(config, "num_experts_per_tok", None):
         out.add_expert_count(config.num_local_experts)
         out.add_expert_used_count(mixture)
@@ -82,9 +99,9 @@ def write(file: Path, model: Any, kind: str = "F32", arch: str = "llama", leave_
             out.add_tensor(name, blocks_of(array, kind), raw_dtype=gguf.GGMLQuantizationType[kind])
         else:
             wide = array.ndim > 1 and "norm" not in name
-            out.add_tensor(name, array.astype(np.float16) if kind == "F16" and wide else array)
+            out.add_tensor(name, change(name, array.astype(np.float16) if kind == "F16" and wide else array))
     if extra:
-        out.add_tensor(extra, np.zeros(8, np.float32))
+        out.add_tensor(extra, change(extra, np.zeros(8, np.float32)))
     out.write_header_to_file()
     out.write_kv_data_to_file()
     out.write_tensors_to_file()

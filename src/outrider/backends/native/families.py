@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from operator import ge
 from typing import Any
 
 from ...core.types import Array
@@ -254,7 +255,7 @@ def _mistral(known: Values) -> Description:
     return known.description(LLAMA, [LayerOptions(window=known.window())] * known.layers)
 
 
-def _sliding(known: Values, first: Callable[[int, int], bool] = int.__ge__) -> list[int]:
+def _sliding(known: Values, first: Callable[[int, int], bool] = ge) -> list[int]:
     """The windows of Qwen's layers; first: which have one, by their number and `max_window_layers`."""
     bound = known.config.get("max_window_layers") or 0
     window = known.window() if known.flag("use_sliding_window") else 0
