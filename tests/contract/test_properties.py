@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from contract_world import NAMES, PROMPTS, VOCAB, World, outputs, plain
+from restless import Restless
 
 from outrider import drafters
 from outrider.backends.torch import hf
@@ -14,6 +15,7 @@ from outrider.budgets.budgeter import FixedBudget
 from outrider.core import tree
 from outrider.core.noise import GumbelNoise
 from outrider.core.types import Budget, DraftTree, Rows
+from outrider.drafters import model
 from outrider.engine import Batch, Engine, Request, Row
 from outrider.params import Sampling
 from outrider.testing import TableTarget
@@ -82,6 +84,23 @@ def test_reopen(world: World, name: str, temperature: float, kind: type[FixedBud
             expected = fresh.drafting.propose(fresh.view(), budget.choose(fresh.view()))
             lived.round()
             assert same(proposals[-1], expected)
+
+
+@pytest.mark.parametrize("piece", [1, 3, 64])
+def test_a_draft_model_that_waited_drafts_as_if_it_had_not(
+    world: World, tmp_path: object, monkeypatch: pytest.MonkeyPatch, piece: int
+) -> None:
+    """What it has not read while nothing was drafted is read in pieces: the target as its own draft model guesses
+    everything right afterwards."""
+    monkeypatch.setattr(model, "PIECE", piece)
+    world.model.save_pretrained(str(tmp_path))
+    itself = drafters.load(f"model:{tmp_path}?tree=chain&scale=0.01", world.target)
+    made = [Request(p, 7 + i, 60, Sampling(1.0)) for i, p in enumerate(PROMPTS)]
+    rows = outputs(world.engine(itself, budget=Restless((Budget(5, 4), *[Budget(1, 0)] * 11))), made)
+    for row, r in zip(rows, made, strict=True):
+        assert row.output == plain(world.model, r.prompt, r.seed, r.sampling, 60)
+        assert row.usage.tested >= 12
+        assert row.usage.accepted == row.usage.tested
 
 
 @pytest.mark.parametrize("name", NAMES)
