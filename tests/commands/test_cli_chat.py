@@ -40,11 +40,11 @@ def test_every_turn_reads_the_whole_conversation(talk: chat.Talk, capsys: pytest
     talk.reset()
     talk.ask(PROMPT)
     assert talk.last is not None
-    answer = talk.last[1]
+    answer = talk.last.output
     assert capsys.readouterr().out == answer.text + "\n"
     talk.ask("then again")
     said = ["the hill", PROMPT, answer.text, "then again"]
-    assert talk.last[0] == talk.llm.encode(" . ".join(said) + " . ")
+    assert talk.last.prompt == talk.llm.encode(" . ".join(said) + " . ")
     assert [m["role"] for m in talk.messages] == ["system", "user", "assistant", "user", "assistant"]
     assert talk.command("/reset") == "a new conversation"
     assert [m["content"] for m in talk.messages] == ["the hill"]
