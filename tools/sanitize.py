@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -97,8 +98,7 @@ def compile_all(before: Sequence[str], environment: Mapping[str, str]) -> None:
 
 
 def _library(name: str) -> str:
-    compiler = os.environ.get("CC", "gcc")
-    asked = [compiler, f"-print-file-name={name}"]
+    asked = [*shlex.split(os.environ.get("CC") or "gcc"), f"-print-file-name={name}"]
     return subprocess.run(asked, check=True, capture_output=True, text=True).stdout.strip()
 
 

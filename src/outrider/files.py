@@ -147,6 +147,8 @@ def folder(path: str | Path, replace: bool = False) -> Iterator[Path]:
         InputError: it is there already, or cannot be written.
     """
     path = Path(path)
+    if path.resolve() == Path.cwd():
+        raise InputError(f"{path} is the current folder; name a new one")
     if not replace and path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise InputError(f"{path} is there already; name a folder that is not, or remove it")
     with writing(path):

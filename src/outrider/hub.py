@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from threading import Thread
 from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 from .params import InputError
 
@@ -102,9 +103,10 @@ def known(name: str) -> bool:
 
 def reachable(url: str) -> bool:
     """Does the host of `url`, or the proxy before it, take a connection within `PATIENCE` seconds?"""
-    parts = urlsplit(url)
-    proxies = [os.environ.get(n) for n in (f"{parts.scheme}_proxy", f"{parts.scheme.upper()}_PROXY", "ALL_PROXY")]
-    parts = urlsplit(next(filter(None, proxies), url))
+    parts, proxies = urlsplit(url), getproxies()
+    proxy = proxies.get(parts.scheme) or proxies.get("all") or ""
+    if proxy and not proxy_bypass(parts.hostname or ""):
+        parts = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
     port = parts.port or (80 if parts.scheme == "http" else 443)
     connected: list[bool] = []
 

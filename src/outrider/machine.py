@@ -7,6 +7,7 @@ import platform
 import sys
 from datetime import datetime, timezone
 from functools import cache
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ PACKAGES = ("outrider", "torch", "transformers", "safetensors", "numpy")  # that
 # What native passes use of a processor, by the names of /proc/cpuinfo.
 X86 = "avx2", "avx512f", "avx512_bf16", "avx512_vnni", "avx_vnni", "amx_bf16", "amx_int8"
 FLAGS = *X86, "asimd", "asimddp", "i8mm", "bf16"
-CORES = Path("/sys/devices/system/cpu")
+CORES, CGROUP = Path("/sys/devices/system/cpu"), Path("/sys/fs/cgroup")
 _chosen: list[int] = []  # by `use_threads`
 
 
@@ -43,7 +44,16 @@ def _usual() -> int:
     if given.isdecimal() and int(given):
         return int(given)
     allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
-    return max(1, len({_core(number) for number in allowed}))
+    return max(1, min(len({_core(number) for number in allowed}), _quota()))
+
+
+def _quota() -> int:
+    """How many processors a container's limit amounts to, rounded up; more than there are where there is none."""
+    try:
+        quota, period = (CGROUP / "cpu.max").read_text(encoding="ascii").split()
+        return ceil(int(quota) / int(period))
+    except (OSError, ValueError):  # no limit is the word max
+        return 1 << 16
 
 
 def _core(number: int) -> str:

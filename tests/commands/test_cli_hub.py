@@ -64,6 +64,19 @@ def test_what_counts_as_within_reach() -> None:
         assert reachable(f"http://127.0.0.1:{there.getsockname()[1]}")
 
 
+@pytest.mark.parametrize("name", ["http_proxy", "HTTP_PROXY", "all_proxy"])
+@pytest.mark.parametrize("scheme", ["", "http://"])
+def test_a_proxy_is_within_reach(monkeypatch: pytest.MonkeyPatch, name: str, scheme: str) -> None:
+    """As the hub's client reads its address; but not for the hosts that go without."""
+    for other in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY", "no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(other, raising=False)
+    with socket.create_server(("127.0.0.1", 0)) as there:
+        monkeypatch.setenv(name, f"{scheme}127.0.0.1:{there.getsockname()[1]}")
+        assert reachable("http://no.such.host.invalid")
+        monkeypatch.setenv("no_proxy", "no.such.host.invalid")
+        assert not reachable("http://no.such.host.invalid")
+
+
 @pytest.mark.parametrize("name", ["./modle", "/modle", "a/b/c", "modle/"])
 def test_a_mistyped_folder_is_no_hub_id(name: str) -> None:
     with pytest.raises(InputError, match=f"^there is no folder {name}; check the path"):

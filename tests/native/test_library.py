@@ -87,6 +87,33 @@ def test_a_missing_compiler_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     native.library.cache_clear()
 
 
+def test_the_compilers_of_a_machine(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """$CC may have options; where it names nothing, no other is taken behind the user's back."""
+    monkeypatch.setattr(shutil, "which", lambda name: f"/bin/{name}" if name in ("gcc", "clang", "ccache") else None)
+    monkeypatch.setattr(variants, "zig", lambda: ["zig", "cc"])
+    monkeypatch.delenv("CC", raising=False)
+    assert [*native._compilers()] == [["/bin/gcc"], ["/bin/clang"], ["zig", "cc"]]
+    monkeypatch.setenv("CC", "ccache gcc -m64")
+    assert [*native._compilers()] == [["/bin/ccache", "gcc", "-m64"]]
+    monkeypatch.setenv("CC", "icc")
+    assert [*native._compilers()] == []
+    assert "there is no icc, which $CC names" in caplog.text
+
+
+@with_both
+def test_the_next_compiler_is_tried_where_one_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where gcc is too old."""
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
+    monkeypatch.setattr(native, "PREBUILT", tmp_path)
+    gcc = shutil.which("gcc")
+    monkeypatch.setattr(native, "_compilers", lambda: iter([["/bin/false"], [str(gcc)]]))
+    native.library.cache_clear()
+    try:
+        assert native.library(*HALF) is not None
+    finally:
+        native.library.cache_clear()
+
+
 def test_a_library_of_other_sources_is_not_taken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """As in a clone where the sources have changed since."""
     kind = PLATFORMS["Linux-x86_64"]
@@ -137,6 +164,6 @@ def test_texts_are_those_of_gcc_with_zigs_library(tmp_path: Path, monkeypatch: p
         assert result == by_gcc
     with monkeypatch.context() as alone:
         alone.setattr(shutil, "which", lambda name: None)
-        assert native._compiler() == variants.zig()
+        assert next(native._compilers()) == variants.zig()
         result, _ = texts(tmp_path / "zig", alone)
         assert result == by_gcc

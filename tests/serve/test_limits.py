@@ -189,9 +189,14 @@ def test_bodies_share_a_limit_of_bytes(llm: LLM, loaded: Any, start: Serve, monk
     until(lambda: served.send("POST", PATH, large)[0] == 400)
 
 
-@pytest.mark.parametrize("sent", [b"", HEAD, b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\nGET"])
+CHUNKED = b"GET /health HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n1\r\nx\r\n"
+LATE = b"POST /nowhere HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\n{"
+
+
+@pytest.mark.parametrize("sent", [b"", HEAD, b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\nGET", CHUNKED, LATE])
 def test_a_header_has_a_deadline(llm: LLM, loaded: Any, start: Serve, sent: bytes) -> None:
-    """Nothing, half of a header, and half of a second one; bytes that trickle do not put it off."""
+    """Nothing, half of a header, half of a second one, and a body that goes on behind its response; bytes that trickle
+    do not put it off."""
     served = start(service_of(llm, loaded, "demo", limits=Limits(header=1.0)))
     served.server.config.timeout_keep_alive = 1
     with socket.create_connection(("127.0.0.1", served.port), timeout=20) as sock:
@@ -205,6 +210,8 @@ def test_a_header_has_a_deadline(llm: LLM, loaded: Any, start: Serve, sent: byte
             except TimeoutError:
                 if sent == HEAD:
                     sock.sendall(b"x")
+                elif sent == CHUNKED:
+                    sock.sendall(b"1\r\nx\r\n")
             except ConnectionError:
                 break
         assert time.monotonic() < end, "the connection was never cut"

@@ -142,3 +142,11 @@ def test_weights_can_be_read_by_those_who_can_read_other_files(tmp_path: Path) -
         os.umask(before)
     modes = {p.name: stat.S_IMODE(p.stat().st_mode) for p in (tmp_path / "drafter").iterdir()}
     assert modes == {"model.safetensors": 0o640, "config.json": 0o640, "run.sh": 0o740}
+
+
+def test_the_current_folder_is_no_output(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Nothing can take its name while it is in use."""
+    monkeypatch.chdir(tmp_path)
+    for name in (".", str(tmp_path)):
+        with pytest.raises(InputError, match="is the current folder; name a new one"), files.folder(name):
+            pass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from math import isfinite
 from typing import Annotated
 
@@ -76,6 +77,8 @@ def serve(
         raise InputError(f"--max-body must be from 0.001 to 4,096 MiB, not {max_body}")
     for spec in drafter or ():
         check_drafter(spec)
+    if os.name != "posix":
+        raise InputError("the server runs on Linux and macOS; there, or under WSL, the same command starts it")
     place = located(model, weights)  # before torch is imported
     check_place(dtype, device)
     try:

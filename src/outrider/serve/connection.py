@@ -134,6 +134,7 @@ class Connection(H11Protocol):
             self.line.move_to_end(self)
         self.watch()
         super().on_response_complete()
+        self.expect()
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -147,9 +148,14 @@ class Connection(H11Protocol):
         if self.unread is None:
             self.drop()
 
+    @property
+    def overdue(self) -> bool:
+        """Whether its request goes on although it is answered: its body was not waited for."""
+        return self.conn.their_state is h11.SEND_BODY and self.cycle is not None and self.cycle.response_complete
+
     def expect(self) -> None:
-        """An incomplete header has a deadline that further bytes do not extend."""
-        if not self.idle:
+        """An incomplete header, and a body behind its response, have a deadline that further bytes do not extend."""
+        if not self.idle and not self.overdue:
             self.stop("header")
         elif self.header is None:
             self.header = self.loop.call_later(self.limits.header, self.drop)

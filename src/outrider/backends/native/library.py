@@ -11,10 +11,11 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import shlex
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import cache, partial
 from pathlib import Path
@@ -64,24 +65,39 @@ def library(weights: str, rest: str) -> Library | None:
         return None
     defines = PRECISIONS[weights, rest]
     file = None if sanitizer() else prebuilt(weights, rest)
-    try:
-        if file is not None:
-            code, name = _dlopen(str(file)), file.stem
-        elif (compiler := _compiler()) is not None:
-            flags = *FLAGS, *SANITIZERS[sanitizer()], *(("-DAMX",) if tiles() else ()), *defines
-            name = variants.digest(" ".join((*compiler, *flags, *sorted(abilities()), machine.processor())))
-            code = load(f"{name}.so", partial(_compile, compiler, flags), _dlopen)
-        else:
-            return None
-    except (OSError, subprocess.SubprocessError) as error:
-        said = getattr(error, "stderr", None) or str(error)
-        logger.warning("the native passes could not be compiled (%s); models run in torch", said.strip()[-200:])
+    made = _built(defines) if file is None else _opened(str(file))
+    if made is None:
         return None
+    code, name = made
     NAMES[code] = name
     # Prefetched into the second cache, and further ahead: AMD's processors gain by it, and tiles a little.
     second = tiles() or machine.cpu().get("vendor_id") == "AuthenticAMD"
     code.tune(first_cache(), second, 2 if second else 1)
     return code
+
+
+def _opened(file: str) -> tuple[Library, str] | None:
+    """The wheel's library and its name; None where the system refuses it."""
+    try:
+        return _dlopen(file), Path(file).stem
+    except OSError as error:
+        logger.warning("the library of the native passes cannot be opened (%s); models run in torch", error)
+        return None
+
+
+def _built(defines: tuple[str, ...]) -> tuple[Library, str] | None:
+    """The library that this machine's compilers build, and its name: the first of them that can."""
+    flags = *FLAGS, *SANITIZERS[sanitizer()], *(("-DAMX",) if tiles() else ()), *defines
+    said = ""
+    for compiler in _compilers():
+        name = variants.digest(" ".join((*compiler, *flags, *sorted(abilities()), machine.processor())))
+        try:
+            return load(f"{name}.so", partial(_compile, compiler, flags), _dlopen), name
+        except (OSError, subprocess.SubprocessError) as error:
+            said = (getattr(error, "stderr", None) or str(error)).strip()[-200:]
+    if said:
+        logger.warning("the native passes could not be compiled (%s); models run in torch", said)
+    return None
 
 
 def prebuilt(weights: str, rest: str) -> Path | None:
@@ -104,7 +120,7 @@ def suits() -> bool:
 
 def lacks_compiler() -> bool:
     """Is a compiler all that the native passes need here?"""
-    return suits() and prebuilt("float32", "float32") is None and _compiler() is None
+    return suits() and prebuilt("float32", "float32") is None and not any(_compilers())
 
 
 def tiles() -> bool:
@@ -170,12 +186,16 @@ def _dlopen(file: str) -> Library:
     return abi.ffi.dlopen(file, abi.ffi.RTLD_NOW | getattr(abi.ffi, "RTLD_NODELETE", 0))
 
 
-def _compiler() -> list[str] | None:
-    """The command of a C compiler: $CC, or the first of gcc, clang and zig's that is there."""
-    for name in [os.environ["CC"]] if os.environ.get("CC") else ["gcc", "clang"]:
+def _compilers() -> Iterator[list[str]]:
+    """The commands of the C compilers that are there: $CC, or else gcc, clang and zig's."""
+    given = shlex.split(os.environ.get("CC", ""))
+    for name, *options in [given] if given else [["gcc"], ["clang"]]:
         if (path := shutil.which(name)) is not None:
-            return [path]
-    return None if os.environ.get("CC") else variants.zig()
+            yield [path, *options]
+        elif given:
+            logger.warning("there is no %s, which $CC names", name)
+    if not given and (zig := variants.zig()) is not None:
+        yield zig
 
 
 def _compile(compiler: list[str], flags: tuple[str, ...], file: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 PAGE = 2 << 20  # bytes of a large one
-SMALL = 4096
+SMALL = mmap.PAGESIZE
 LINE = 64  # bytes
 
 

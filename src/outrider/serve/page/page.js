@@ -118,7 +118,10 @@ async function write(lane, speculate, messages, stop) {
       if (log.scrollHeight - log.scrollTop < log.clientHeight + 160) log.scrollTop = log.scrollHeight;
     }
   } catch (error) {
-    if (error.name !== "AbortError") turn(lane, "error", error.message);
+    if (error.name !== "AbortError") {
+      turn(lane, "error", error.message);
+      return null;
+    }
   }
   return text;
 }
@@ -129,16 +132,21 @@ async function send() {
   const both = $("#both").checked;
   const [fast, plain] = document.querySelectorAll(".lane");
   const lanes = both ? [[fast, true], [plain, false]] : [[fast, $("#speculate").checked]];
+  const turns = state.turns;  // "new chat" begins another list
   $("#prompt").value = "";
-  state.turns.push({ role: "user", content: text });
+  turns.push({ role: "user", content: text });
   const stop = new AbortController();
   state.running = [stop];
   working(true);
   figure(plain, "same", "");
   for (const [lane] of lanes) turn(lane, "user", text);
-  const texts = await Promise.all(lanes.map(([lane, speculate]) => write(lane, speculate, state.turns, stop)));
-  if (both && !stop.signal.aborted) figure(plain, "same", texts[0] === texts[1] ? "✓ the same text" : "✗ texts differ");
-  state.turns.push({ role: "assistant", content: texts[0] });
+  const texts = await Promise.all(lanes.map(([lane, speculate]) => write(lane, speculate, turns, stop)));
+  const failed = texts.includes(null);
+  if (both && !failed && !stop.signal.aborted) {
+    figure(plain, "same", texts[0] === texts[1] ? "✓ the same text" : "✗ texts differ");
+  }
+  if (failed) turns.pop();  // the question may be asked again
+  else turns.push({ role: "assistant", content: texts[0] });
   working(false);
 }
 
@@ -212,6 +220,7 @@ $("#theme").addEventListener("change", () => {
   document.documentElement.dataset.theme = $("#theme").value;
 });
 $("#clear").addEventListener("click", () => {
+  state.running.forEach((stop) => stop.abort());
   state.turns = [];
   document.querySelectorAll(".log").forEach((log) => log.replaceChildren());
   $("#more").open = false;

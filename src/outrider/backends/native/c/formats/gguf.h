@@ -23,9 +23,9 @@ typedef struct {
 typedef void Decode(const uint8_t *block, Block *to);
 
 INLINE float half_at(const uint8_t *at) {
-    _Float16 value;
-    memcpy(&value, at, sizeof value);
-    return (float)value;
+    uint16_t bits;
+    memcpy(&bits, at, sizeof bits);
+    return from_half(bits);
 }
 
 INLINE uint32_t word_at(const uint8_t *at) {

@@ -110,9 +110,9 @@ INLINE void write_steps(const IntegerFormat f, const Block *rows, int at, uint8_
 }
 
 INLINE int write_half(float value, uint8_t *to) { /* 0 where float16 does not hold it, or it is not finite */
-    const _Float16 half = (_Float16)value;
+    const uint16_t half = to_half(value);
     memcpy(to, &half, sizeof half);
-    return (float)half == value && value - value == 0;
+    return from_half(half) == value && value - value == 0;
 }
 
 /* The scales of a unit of sixteen decoded rows; `at`: its first weight. Returns their end. */
@@ -154,10 +154,11 @@ static void round_to_q8_0(const float *from, int64_t width, uint8_t *to) {
             const float size = from[k + i] < 0 ? -from[k + i] : from[k + i];
             if (!(size <= most)) most = size; /* NaN stays */
         }
-        const _Float16 d = (_Float16)(most / 127 < 1e-7f ? 1e-7f : most / 127);
-        memcpy(to, &d, sizeof d);
+        const uint16_t half = to_half(most / 127 < 1e-7f ? 1e-7f : most / 127);
+        const float d = from_half(half);
+        memcpy(to, &half, sizeof half);
         for (int i = 0; i < BLOCK_WEIGHTS; i++) {
-            const float n = __builtin_rintf(from[k + i] / (float)d);
+            const float n = __builtin_rintf(from[k + i] / d);
             to[2 + i] = (uint8_t)(int8_t)(n > 127 ? 127 : n < -127 ? -127 : n == n ? (int)n : 0);
         }
     }

@@ -52,9 +52,9 @@ static void write_quants(const int64_t shape, const Block *rows, int at, int low
 
 /* Returns 0 where float16 does not hold the value. */
 INLINE int write_f16(float value, uint8_t *to) {
-    const _Float16 half = (_Float16)value;
+    const uint16_t half = to_half(value);
     memcpy(to, &half, sizeof half);
-    return (float)half == value;
+    return from_half(half) == value;
 }
 
 /* The e of 2^(e - 128); 0 for a row of zeros. */
