@@ -42,16 +42,16 @@ def text(target: HFTarget, spec: str, temperature: float) -> list[int]:
 @needs_code
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("draft_vocab", [40, 0])
-@pytest.mark.parametrize("method", ["medusa", "hydra", "eagle", "hass", "eagle3"])
+@pytest.mark.parametrize("method", ["medusa", "hydra", "eagle", "hass", "eagle3", "block"])
 def test_compiled_passes_stop_no_gradient(method: str, draft_vocab: int, dtype: torch.dtype) -> None:
     """Rows of the head are fast products while it drafts, and no gradient passes through these."""
     size = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 32}
     model, batch = build("llama", dtype, **size), pack(documents(), 64)
-    options = {"draft_vocab": draft_vocab} | ({"taps": (0, 1, 2)} if method == "eagle3" else {})
+    options = {"draft_vocab": draft_vocab} | ({"taps": (0, 1, 2)} if method in ("eagle3", "block") else {})
     options |= {"share_head": True} if method == "medusa" else {}
     results = []
     native = [NativeTarget(checkpoint_of(model), str(dtype).removeprefix("torch."))]
-    for target in (HFTarget(model), ModuleTarget(model), *(native if method in ("eagle", "hass", "eagle3") else [])):
+    for target in (HFTarget(model), ModuleTarget(model), *native):
         torch.manual_seed(3)
         objective = objectives.build(method, target, documents(), options).train()
         seen = see(HFTarget(model), batch, objective.taps)

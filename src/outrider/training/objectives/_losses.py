@@ -92,7 +92,7 @@ def both_ways(student: Logits, teacher: Logits, k: int) -> PerPosition:
 def recall(student: Logits, teacher: Logits, k: int, heat: float = 1.0) -> PerPosition:
     """A smooth recall@k: one minus the share of the teacher's top K above the student's K-th logit."""
     index = teacher.topk(k, -1).indices
-    bound = student.topk(k, -1).values[:, -1:].detach()
+    bound = student.topk(k, -1).values[:, -1:]
     return 1 - ((student.gather(-1, index) - bound) / heat).sigmoid().mean(-1)
 
 

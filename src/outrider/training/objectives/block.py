@@ -27,8 +27,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from ...backends.torch import HFTarget, vocabulary
+from ...backends.torch import vocabulary
 from ...backends.torch.padding import additive
+from ...backends.torch.tensors import embed
+from ...core.protocols import Target
+from ...drafters import _heads
 from ...nets.block import BlockConfig, BlockNet
 from ...params import InputError
 from ..data import Batch, Document, frequent
@@ -39,6 +42,7 @@ from ._linear import nearest
 from ._losses import cross_entropy, likeliest, precise, smooth_l1
 from ._objective import Optimiser, TrimmedObjective, uniform
 
+NATIVE = True
 OPTIMISER = Optimiser(lr=6e-4, clip=1.0, warmup=100)
 LOSSES = ("kl", "ce", "tv", "lk")
 AT_ONCE = 1 << 26  # maximum logits in memory, of drafter and target each
@@ -51,7 +55,7 @@ class BlockObjective(TrimmedObjective):
 
     def __init__(
         self,
-        target: HFTarget,
+        target: Target,
         net: BlockNet,
         anchors: int = 64,
         loss: str = "kl",
@@ -163,7 +167,7 @@ class BlockObjective(TrimmedObjective):
         """For all positions with loss whose block is inside their text, the seeds of slots and their features."""
         net, config, n = self.net, self.net.config, batch.tokens.shape[1]
         context = net.context(torch.cat([seen.features[tap] for tap in config.taps], -1))
-        embeds = self.target.embed(batch.tokens).to(context.dtype)
+        embeds = embed(self.target, batch.tokens).to(context.dtype)
         anchor = torch.arange(1, max(1, n - config.block), device=context.device)
         at = anchor[:, None] + torch.arange(config.block, device=context.device)
         inside = (batch.documents[:, at] == batch.documents[:, anchor - 1, None]).all(-1)
@@ -187,8 +191,8 @@ class BlockObjective(TrimmedObjective):
         context = net.context(torch.cat([seen.features[tap] for tap in config.taps], -1))
         keys, values = net.keys_values(context, net.rope.at(batch.positions, context.dtype))
         with torch.no_grad():
-            embeds = self.target.embed(batch.tokens.gather(1, anchor)).to(context.dtype)
-            mask = None if config.mask_token < 0 else self.target.embed(anchor.new_tensor([config.mask_token]))[0]
+            embeds = embed(self.target, batch.tokens.gather(1, anchor)).to(context.dtype)
+            mask = None if config.mask_token < 0 else embed(self.target, anchor.new_tensor([config.mask_token]))[0]
         before = (anchor - 1).clamp(min=0)[..., None].expand(*anchor.shape, context.shape[2])
         first = (batch.positions.gather(1, anchor) == 0)[..., None]  # first token of its text
         last = context.gather(1, before).masked_fill(first, 0.0)
@@ -235,7 +239,7 @@ def default_taps(layers: int, count: int) -> tuple[int, ...]:
 
 
 def build(
-    target: HFTarget,
+    target: Target,
     documents: Sequence[Document] = (),
     layers: int = 1,
     block: int = 8,
@@ -263,13 +267,13 @@ def build(
     regression to the target's features, as in EAGLE (0: off); `seeded`: slots get the last context vector and the
     anchor directly, and start as linear maps of them."""
     size = draft_vocab or target.vocab
-    depth = int(target.config.num_hidden_layers)
+    depth = target.layers
     config = BlockConfig(
         layer=layer_like(target),
         layers=layers,
         vocab=target.vocab,
         draft_vocab=size,
-        target_hidden=int(target.config.hidden_size),
+        target_hidden=target.hidden,
         taps=tuple(taps) or default_taps(depth, min(5, max(1, depth - 3))),
         block=block,
         causal=causal,
@@ -277,7 +281,7 @@ def build(
         pair_head=pair_head,
         pair_rank=pair_rank,
         conv=conv,
-        conv_group=math.gcd(16, int(target.config.hidden_size)),
+        conv_group=math.gcd(16, target.hidden),
         mask_token=mask_token,
         seeded=seeded,
     )
@@ -286,5 +290,5 @@ def build(
         kept = frequent(documents, target.vocab, size)
         vocabulary.keep(net.d2t, kept)
         with torch.no_grad():
-            net.lm_head.weight.copy_(target.model.get_output_embeddings().weight[kept])
+            net.lm_head.weight.copy_(_heads.weight(target, kept)[0])
     return BlockObjective(target, net, anchors, loss, decay, dpace, regress)

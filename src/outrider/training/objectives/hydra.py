@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ...backends.torch import HFTarget
 from ...backends.torch.tensors import embed
+from ...core.protocols import Target
 from ...drafters import hydra
 from ..data import Batch, Document, trimmed
 from ..features import TargetFeatures, mask_of
@@ -23,6 +23,7 @@ from ._layer import layer_like
 from ._losses import likeliest, precise, soft_cross_entropy
 from ._objective import Optimiser, TrimmedObjective
 
+NATIVE = True
 OPTIMISER = Optimiser(lr=1e-3, betas=(0.9, 0.999), clip=1.0, warmup=40)
 
 
@@ -31,7 +32,7 @@ class HydraObjective(TrimmedObjective):
 
     drafter = "hydra"
 
-    def __init__(self, target: HFTarget, net: hydra.HydraNet, decay: float, teacher: bool):
+    def __init__(self, target: Target, net: hydra.HydraNet, decay: float, teacher: bool):
         super().__init__(target, net)
         self.decay, self.teacher = decay, teacher
 
@@ -66,7 +67,7 @@ class HydraObjective(TrimmedObjective):
 
 
 def build(
-    target: HFTarget,
+    target: Target,
     documents: Sequence[Document] = (),
     heads: int = 4,
     layers: int = 1,

@@ -13,13 +13,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ...backends.torch import HFTarget
+from ...core.protocols import Target
 from ...drafters import medusa
 from ..data import Batch, Document, trimmed
 from ..features import TargetFeatures
 from ._losses import likeliest, precise, soft_cross_entropy
 from ._objective import Optimiser, TrimmedObjective
 
+NATIVE = True
 OPTIMISER = Optimiser(lr=1e-3, betas=(0.9, 0.999), clip=1.0, warmup=40)
 
 
@@ -28,7 +29,7 @@ class MedusaObjective(TrimmedObjective):
 
     drafter = "medusa"
 
-    def __init__(self, target: HFTarget, net: medusa.MedusaNet, decay: float, teacher: bool):
+    def __init__(self, target: Target, net: medusa.MedusaNet, decay: float, teacher: bool):
         super().__init__(target, net)
         self.decay, self.teacher = decay, teacher
 
@@ -60,7 +61,7 @@ class MedusaObjective(TrimmedObjective):
 
 
 def build(
-    target: HFTarget,
+    target: Target,
     documents: Sequence[Document] = (),
     heads: int = 4,
     layers: int = 1,
