@@ -46,8 +46,6 @@ def encode(prompt: Any, tokenizer: Any, name: str) -> list[int]:
 
 
 def _chat(messages: list[Any], tokenizer: Any, name: str) -> list[int]:
-    from jinja2 import TemplateError
-
     for message in messages:
         if not isinstance(message, Mapping) or not {"role", "content"} <= set(message):
             raise InputError('a chat message is {"role": "user", "content": "text"}; give a list of such messages')
@@ -57,7 +55,7 @@ def _chat(messages: list[Any], tokenizer: Any, name: str) -> list[int]:
         raise InputError(f"{name} has no chat template; give the prompt as plain text")
     try:
         ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)
-    except TemplateError as error:
+    except Exception as error:  # a template may fail in any way
         raise InputError(f"the chat template of {name} refuses these messages: {error}") from None
     return list(ids["input_ids"])
 

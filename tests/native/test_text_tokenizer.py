@@ -14,12 +14,14 @@ import pytest
 from gguf_files import write
 from jinja2 import TemplateError
 from small import build
+from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
 from outrider import names
 from outrider.backends.native.chat_template import render
 from outrider.backends.native.checkpoint import open_checkpoint
-from outrider.backends.native.text_tokenizer import eos_of, load_tokenizer
+from outrider.backends.native.text_tokenizer import eos_of, load_tokenizer, templates_of
+from outrider.backends.native.tokenizer import from_gguf
 from outrider.backends.torch import gguf
 from outrider.core.text import TokenBytes, detokenizer, text_of
 from outrider.params import InputError
@@ -58,20 +60,87 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 def test_a_files_text_ends_with_its_turn(tmp_path: Path) -> None:
-    """Where a file names the end of a text alone (token 1), that of a turn too, or its template has that."""
+    """Where a file names one end (token 1), several, or its template writes one; token 0 is <|endoftext|>."""
     model = build("llama", vocab_size=128)
     bare = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
     wanted: list[tuple[dict[str, Any], set[int]]] = [
-        ({"template": bare}, {1}),
-        ({"template": bare, "eot": 3, "eom": 4}, {1, 3, 4}),
-        ({"template": bare, "eot": 1}, {1}),
-        ({"template": bare.replace("}}", "}} <user>\n")}, {1, 2}),
-        ({"template": bare.replace("}}", "}} th")}, {1}),
-        ({"template": "{{ raise_exception('no') }}"}, {1}),
+        ({"template": bare}, {0, 1}),
+        ({"template": bare, "eot": 3, "eom": 4}, {0, 1, 3, 4}),
+        ({"template": bare, "eot": 1}, {0, 1}),
+        ({"template": bare.replace("}}", "}} <user>\n")}, {0, 1, 2}),
+        ({"template": bare.replace("}}", "}} th")}, {0, 1}),
+        ({"template": "{{ raise_exception('no') }}"}, {0, 1}),
     ]
     for i, (options, ends) in enumerate(wanted):
         file = write(tmp_path / f"{i}.gguf", model, "F32", **options)
         assert eos_of(file, open_checkpoint(file).config, load_tokenizer(file)) == ends
+
+
+def test_a_training_leaves_no_limit_in_a_tokenizer(tmp_path: Path) -> None:
+    """Lengths that were saved with it, special tokens that only a map names, and templates beside the usual one."""
+    shutil.copytree(DEMO, tmp_path / "m", ignore=shutil.ignore_patterns("*.safetensors"))
+    made = Tokenizer.from_file(str(tmp_path / "m" / "tokenizer.json"))
+    made.enable_truncation(4)
+    made.enable_padding(length=8)
+    made.save(str(tmp_path / "m" / "tokenizer.json"))
+    text = "The old bridge over the river was closed in the spring."
+    wanted = load_tokenizer(DEMO)
+    assert load_tokenizer(tmp_path / "m").encode(text) == wanted.encode(text)
+    config = json.loads((tmp_path / "m" / "tokenizer_config.json").read_text(encoding="utf-8"))
+    names = {name: config.pop(name) for name in ("bos_token", "eos_token") if name in config}
+    config.pop("added_tokens_decoder", None)
+    (tmp_path / "m" / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+    (tmp_path / "m" / "special_tokens_map.json").write_text(json.dumps(names), encoding="utf-8")
+    assert load_tokenizer(tmp_path / "m").eos_token_id == wanted.eos_token_id
+    (tmp_path / "m" / "chat_template.jinja").write_text("usual")
+    (tmp_path / "m" / "additional_chat_templates").mkdir()
+    (tmp_path / "m" / "additional_chat_templates" / "tool_use.jinja").write_text("tools")
+    several = load_tokenizer(tmp_path / "m")
+    assert several.apply_chat_template(CHAT[:1], tokenize=False) == "usual"
+    assert several.apply_chat_template(CHAT[:1], tools=TOOLS, tokenize=False) == "tools"
+
+
+def test_a_file_may_have_several_templates() -> None:
+    values = {"tokenizer.chat_template": "a", "tokenizer.chat_templates": ["tool_use", "rag"],
+              "tokenizer.chat_template.tool_use": "b"}  # fmt: skip
+    assert templates_of(values) == {"default": "a", "tool_use": "b"}
+    assert templates_of({"tokenizer.chat_template": "a"}) == "a"
+    assert templates_of({}) is None
+
+
+def test_a_message_that_a_template_trims_is_continued_trimmed() -> None:
+    """As transformers does; one that is not trimmed keeps its spaces."""
+    chat = [{"role": "assistant", "content": "I think \n"}]
+    for template, wanted in (
+        ("<{{ messages[0].content | trim }}>", "<I think"),
+        ("<{{ messages[0].content }}>", "<I think \n"),
+    ):
+        assert render(template, chat, None, False, True, {}) == wanted
+
+
+def test_old_files_split_text_as_their_architecture_does() -> None:
+    """Those that say nothing of it: phi-2's punctuation after a space is one piece."""
+    letters = ["'", "t", "I", "(", "y", "e", "\u0120", "\u0120(", "'t"]
+    values: dict[str, Any] = {
+        "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.tokens": letters, "tokenizer.ggml.merges": ["\u0120 (", "' t"],
+    }  # fmt: skip
+    for architecture, wanted in (("phi2", ["\u0120(", "y"]), ("llama", ["\u0120", "(", "y"])):
+        made = from_gguf({**values, "general.architecture": architecture})
+        assert made.encode(" (y", add_special_tokens=False).tokens == wanted
+
+
+def test_phi_3s_marks_take_the_space_behind_them() -> None:
+    pieces = ["<unk>", "<s>", "</s>", "<|user|>", "<|end|>", "\u2581", "H", "i", "\u2581H", "<0x0A>"]
+    values: dict[str, Any] = {
+        "tokenizer.ggml.model": "llama", "tokenizer.ggml.tokens": pieces, "tokenizer.ggml.scores": [0.0] * len(pieces),
+        "tokenizer.ggml.token_type": [2, 3, 3, 3, 3, 1, 1, 1, 1, 6], "tokenizer.ggml.add_bos_token": False,
+    }  # fmt: skip
+    made = {
+        architecture: from_gguf({**values, "general.architecture": architecture}).encode("<|user|>\nHi<|end|>\n").ids
+        for architecture in ("phi3", "llama")
+    }
+    assert made["phi3"] == [pieces.index(piece) for piece in ("<|user|>", "\u2581H", "i", "<|end|>")]
+    assert pieces.index("<0x0A>") in made["llama"]
 
 
 def of_transformers(place: Path) -> Any:

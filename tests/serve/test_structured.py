@@ -53,6 +53,22 @@ def texts(served: Served, **more: Any) -> str:
     return results.pop()
 
 
+def test_every_end_may_end_a_text(llm: LLM) -> None:
+    """Chat models end a turn by another token than a text; a grammar that is complete allows either."""
+    ends = frozenset({*llm.eos, max(llm.eos) + 1, 3})
+    grammars = Grammars(llm.tokenizer, llm.target.vocab, ends)
+    logits = np.zeros(llm.target.vocab, np.float32)
+    words = llm.tokenizer("hello there", add_special_tokens=False)["input_ids"]
+    open_ended = grammars.guide(Grammars.of_structure(StructuredOutputs(regex="[a-z ]+")) or "", "regex")
+    assert all(np.isfinite(open_ended(words, logits)[end]) for end in ends)
+    complete = grammars.guide(Grammars.of_structure(StructuredOutputs(choice=["hello there"])) or "", "choice")
+    scores = complete(words, logits)
+    assert set(np.isfinite(scores).nonzero()[0].tolist()) == ends
+    for end in ends:
+        assert complete.follow([*words, end]) is False
+        assert not complete.broken
+
+
 def test_a_schema(served: Served) -> None:
     form = {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON}}
     person = json.loads(texts(served, response_format=form))

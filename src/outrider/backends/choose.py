@@ -14,7 +14,7 @@ from typing import Any
 from .. import hub
 from ..core.protocols import Target
 from ..names import Place, check_native, find, weights_of
-from ..params import INTEGERS, InputError, check_weights
+from ..params import INTEGERS, InputError, check_exact, check_weights
 from .native.checkpoint import Checkpoint, open_checkpoint, read_json
 from .native.families import describe
 from .native.library import lacks_compiler, suits
@@ -50,9 +50,13 @@ def load(
 ) -> Loaded:
     """The target of a name, or of a transformers model in memory; arguments and errors are those of `outrider.load`."""
     check_weights(weights)
+    check_exact(exact)
     if in_memory(model):
         if weights in INTEGERS:
             raise InputError(f"weights={weights} is for models that are loaded by name; leave it out")
+        for option, given in (("dtype", dtype != "auto"), ("device", device != "auto")):
+            if given:
+                raise InputError(f"{option} is for models that are loaded by name; cast or move this one before")
         return _by_torch(model, None, dtype, device, exact, trust_remote_code, compile, options)
     place = find(model)
     if weights == "native":
@@ -92,7 +96,7 @@ def readable(place: Place, device: str = "auto", dtype: str = "auto") -> Checkpo
 
     With `device` auto, a machine with a GPU is left to torch, where that is installed.
     """
-    if not suits() or (device == "auto" and has_gpu() and find_spec("torch") is not None):
+    if not suits() or (device == "auto" and torch_has_gpu()):
         return None
     try:
         folder = Path(place.where) if Path(place.where).exists() else hub.folder(place.where, place.hint, ABOUT)
@@ -112,6 +116,15 @@ def readable(place: Place, device: str = "auto", dtype: str = "auto") -> Checkpo
 def has_gpu() -> bool:
     """Is there an NVIDIA GPU? Asked of the system, not of torch."""
     return Path("/proc/driver/nvidia/version").exists()
+
+
+def torch_has_gpu() -> bool:
+    """Is there one that torch can use? Torch is imported only where the system has one."""
+    if not has_gpu() or find_spec("torch") is None:
+        return False
+    import torch
+
+    return torch.cuda.is_available()
 
 
 def in_memory(model: Any) -> bool:

@@ -66,11 +66,12 @@ class Acceptance:
             self.promised.add(sum(accepted), promised)
 
     def shares(self, depth: int) -> list[float]:
-        """[d]: the share of rounds that accept depth d + 1. The prior of a depth extrapolates the two above it."""
+        """[d]: the share of rounds that accept depth d + 1. The prior of a depth extrapolates the two above it, and so
+        does what is deeper than is counted."""
         above, share, shares = 1.0, 1.0, list[float]()
-        for ratio in self.recent[:depth]:
+        for d in range(depth):
             guess = share * min(0.9, share / above) if shares else FIRST_SHARE
-            above, share = share, ratio.value(guess, GUESS)
+            above, share = share, self.recent[d].value(guess, GUESS) if d < len(self.recent) else guess
             shares.append(share)
         return shares
 

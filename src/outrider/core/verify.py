@@ -65,15 +65,19 @@ def judge(question: Question) -> Verdict:
     """Apply the rule of `question.rows` to every row. Logits (and q) are arrays in float32 or float64."""
     verdict = Verdict([], [], [])
     for b, row in enumerate(question.tree.host):
-        path, token = _judged(question, b, row)
-        logits, tokens = question.logits[b], [*(row[0][node] for node in path[1:]), token]
+        seen: list[float] = []
+        path, token = _judged(question, b, row, seen)
+        if question.texts[b].process is None:  # which may have mended them
+            seen += question.logits[b][path, [*(row[0][node] for node in path[1:]), token]].tolist()
         verdict.paths.append(path)
         verdict.next.append(token)
-        verdict.finite.append(bool(np.isfinite(logits[path, tokens]).all()))
+        verdict.finite.append(bool(np.isfinite(seen).all()))
     return verdict
 
 
-def _judged(question: Question, b: int, row: HostRow) -> Walked:
+def _judged(question: Question, b: int, row: HostRow, seen: list[float]) -> Walked:
+    """The path and the token after it. seen: gets the scores of the tokens that were chosen, and the sums of
+    distributions, which are NaN where a logit is NaN or infinite."""
     rows, tree, text = question.rows, question.tree, question.texts[b]
     sampling, depth, rule = rows.sampling[b], tree.deepest, rows.rule
 
@@ -85,10 +89,15 @@ def _judged(question: Question, b: int, row: HostRow) -> Walked:
 
     def choose(node: int, path: list[int]) -> int:
         sampled, position = sampling.temperature > 0, rows.start[b] + len(path) + 1
-        return draw(scores(node, path), sampling, rows.gumbel.at([rows.seeds[b]], [position])[0] if sampled else None)
+        z = scores(node, path)
+        token = draw(z, sampling, rows.gumbel.at([rows.seeds[b]], [position])[0] if sampled else None)
+        seen.append(float(z[token]))
+        return token
 
     def p_at(node: int, path: list[int]) -> Array:
-        return distribution(scores(node, path), sampling)
+        p = distribution(scores(node, path), sampling)
+        seen.append(float(p.sum()))
+        return p
 
     if rule == "coupled":
         return coupled(row, choose, depth)

@@ -6,7 +6,9 @@ that stock decoding would pass (left padding included).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, field
 from threading import RLock
@@ -31,7 +33,7 @@ from ..core.protocols import Drafter, Target
 from ..core.types import Array, Process
 from ..engine import Engine, generate
 from ..engine.request import Cut, Request, Row
-from ..params import InputError, Rule, Sampling, check_rule
+from ..params import NOT_FINITE, InputError, Rule, Sampling, check_rule, integer
 
 # Refused fields of GenerationConfig: the value equivalent to None, and why, or what to do instead. All other fields are
 # supported, or have no effect without these (docs/howto/transformers.md lists all).
@@ -80,6 +82,7 @@ REFUSED_PARTS = {
 }
 INPUTS = ("attention_mask", "logits_to_keep", "use_cache")  # of the model: supported, or without effect
 KEPT = 8  # cached drafters per model
+logger = logging.getLogger(__name__)
 
 
 def custom_generate(
@@ -119,38 +122,64 @@ def custom_generate(
     `model.outrider_engines`, and not in copies and pickles of the model.
     """
     check(model, logits_processor, stopping_criteria, generation_config, rule)
-    mask = check_inputs(input_ids, stock)
+    mask, batch_size = check_inputs(input_ids, stock), integer("batch_size", batch_size)
+    seed = None if seed is None else integer("seed", seed, least=0)
     copies = generation_config.num_return_sequences or 1
     if stream_to is not None and len(input_ids) > 1:
         raise InputError(f"stream_to is for one text, not {len(input_ids)}; leave it out")
-    engine = engine_of(model, drafter, rule, budget)
-    fresh = torch.randint(2**62, (len(input_ids) // copies,)).tolist() if seed is None else []
-    sampling_ = Sampling(temperature=1.0 if generation_config.do_sample else 0.0)
-    limit = generation_config.max_length - input_ids.shape[1]
-    requests = [
-        Request(
-            prompt=ids[m.bool()].tolist(),
-            seed=(fresh[i // copies] if seed is None else seed) + i % copies,
-            max_new_tokens=limit,
-            sampling=sampling_,
-            cut=_cut(ids, stopping_criteria),
-            process=_process(ids, _of_row(logits_processor, i)) if len(logits_processor) else None,
-        )
-        for i, (ids, m) in enumerate(zip(input_ids, mask, strict=True))
-    ]
-    rows: dict[int, Row] = {}
-    if stream_to is not None:
-        stream_to.put(input_ids.cpu())
-    for piece in generate(engine, requests, batch_size):
-        rows[piece.row.index] = piece.row
-        for token in piece.tokens if stream_to is not None else ():
-            stream_to.put(torch.tensor([token]))
+    with evaluating(model):
+        engine = engine_of(model, drafter, rule, budget)
+        sampled = generation_config.do_sample or rule != "coupled"  # else the seed changes nothing
+        fresh = [0] * (len(input_ids) // copies)
+        if seed is None and sampled:
+            fresh = torch.randint(2**62, (len(fresh),)).tolist()
+        sampling_ = Sampling(temperature=1.0 if generation_config.do_sample else 0.0)
+        limit, longest = generation_config.max_length - input_ids.shape[1], int(mask.sum(1).max())
+        if longest + limit > engine.target.context:
+            logger.warning(
+                "texts end at the %d positions that the model was made for, where max_length allows %d",
+                engine.target.context, longest + limit,
+            )  # fmt: skip
+        if generation_config.max_time is not None:
+            batch_size = len(input_ids)  # the time is that of all rows
+        requests = [
+            Request(
+                prompt=ids[m.bool()].tolist(),
+                seed=(fresh[i // copies] if seed is None else seed) + i % copies,
+                max_new_tokens=limit,
+                sampling=sampling_,
+                cut=_cut(ids, stopping_criteria),
+                process=_process(ids, _of_row(logits_processor, i)) if len(logits_processor) else None,
+            )
+            for i, (ids, m) in enumerate(zip(input_ids, mask, strict=True))
+        ]
+        rows: dict[int, Row] = {}
+        if stream_to is not None:
+            stream_to.put(input_ids.cpu())
+        for piece in generate(engine, requests, batch_size):
+            rows[piece.row.index] = piece.row
+            for token in piece.tokens if stream_to is not None else ():
+                stream_to.put(torch.tensor([token]))
+    if any(row.finish == "error" for row in rows.values()):
+        raise InputError(NOT_FINITE)
     if stream_to is not None:
         stream_to.end()
     sequences = _pad(input_ids, [rows[i].output for i in range(len(requests))], _pad_id(generation_config))
     if generation_config.return_dict_in_generate:
         return GenerateDecoderOnlyOutput(sequences=sequences.long())  # type: ignore[arg-type]
     return sequences
+
+
+@contextmanager
+def evaluating(model: Any) -> Iterator[None]:
+    """Without dropout inside, and as it was afterwards, in each of its modules."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
 
 
 def check(model: Any, processors: Any, criteria: Any, config: Any, rule: str) -> None:

@@ -42,7 +42,7 @@ class Guide:
     """A grammar's position in one row's text. It follows the walk, back out of branches and forward."""
 
     start: Any  # llguidance.LLMatcher at the start of the grammar, shared by all texts of a request
-    end: int  # the end-of-text token
+    ends: frozenset[int]  # the tokens that end a text
     source: str  # the field of the request
     have: list[int] = field(default_factory=list)  # tokens that the matcher has consumed
     broken: str = ""  # why the grammar failed; the row must end
@@ -72,7 +72,8 @@ class Guide:
         """Masked scores [v] at the matcher's position."""
         scores = np.full_like(logits, -np.inf)
         if self.matcher.is_stopped():  # the grammar is complete and nothing can follow
-            scores[self.end] = logits[self.end]
+            ends = sorted(self.ends)
+            scores[ends] = logits[ends]
             return scores
         mask = self.matcher.compute_bitmask()
         if not self.sound():
@@ -97,7 +98,7 @@ class Guide:
             self.matcher.rollback(len(self.have) - same)
             del self.have[same:]
         for token in output[same:]:
-            if token == self.end:
+            if token in self.ends:
                 return False  # later drafts are cut off
             if self.matcher.try_consume_tokens([token]) != 1:
                 return self.sound("it does not allow the text so far")
@@ -115,7 +116,7 @@ class Guide:
 
     def fork(self) -> Guide:
         """A guide at the start, for another text of the same request."""
-        return Guide(self.start, self.end, self.source, effort=self.effort)
+        return Guide(self.start, self.ends, self.source, effort=self.effort)
 
 
 @dataclass
@@ -139,7 +140,8 @@ class Grammars:
         unpadded = copy(backend)
         unpadded.no_padding()
         unpadded.no_truncation()
-        return LLTokenizer(unpadded.to_str(), n_vocab=max(self.vocab, len(self.tokenizer)), eos_token=min(self.eos))
+        count = max(self.vocab, len(self.tokenizer))
+        return LLTokenizer(unpadded.to_str(), n_vocab=count, eos_token=sorted(self.eos))
 
     def guide(self, grammar: str, source: str) -> Guide:
         """A guide at the start of a grammar. Raises Refusal, naming the field, for an invalid one."""
@@ -154,7 +156,7 @@ class Grammars:
         if matcher.is_error():
             lines = matcher.get_error().strip().splitlines()
             raise Refusal(f"the grammar or schema cannot be used: {lines[0]}", source)
-        return Guide(matcher, min(self.eos), source)
+        return Guide(matcher, self.eos, source)
 
     @staticmethod
     def of_format(given: ResponseFormat | None) -> str | None:

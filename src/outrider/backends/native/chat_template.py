@@ -19,7 +19,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-END = "<|outrider: the last message goes on here|>"
+END = "<|outrider: the last message goes on here|> "  # a template that trims a message takes the space
 REASONING = "reasoning_content", "thinking", "reasoning"  # names of a message's reasoning, the usual one first
 
 
@@ -100,10 +100,10 @@ def _leave_open(messages: list[dict[str, Any]]) -> None:
 
 def _cut(text: str, messages: list[dict[str, Any]]) -> str:
     """The text up to where the last message ends. A template that trims a message trims it here too."""
-    at = text.rfind(END)
+    at = text.rfind(END.rstrip())
     if at < 0:
         raise ValueError("the chat template does not write the last message as it is, so it cannot be continued")
-    return text[:at]
+    return text[:at] if text.startswith(END, at) else text[:at].rstrip()
 
 
 @lru_cache(maxsize=16)

@@ -10,13 +10,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer
+from tokenizers import AddedToken, Tokenizer
 
 from ...params import InputError
 from .checkpoint import GGUF, read_json
 from .files import open_gguf
 from .tokenizer import from_gguf
 
+CONFIGS = "tokenizer_config.json", "special_tokens_map.json"  # the latter of folders that are older
+# Tokens that end a text or a turn in every model that has them, as llama.cpp knows them; but HARMONY's END_OF_PART.
+ENDS = (
+    "<|endoftext|>", "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<end_of_turn>", "<|end|>",
+    "<|return|>", "<|call|>", "<|fim_pad|>", "<|repo_name|>", "<|file_sep|>",
+)  # fmt: skip
+HARMONY, END_OF_PART = {"<|return|>", "<|call|>"}, "<|end|>"  # of gpt-oss, which ends a channel with the latter
 SPECIAL = "bos", "eos", "unk", "pad", "sep", "cls", "mask"
 IN_GGUF = {"bos": "bos", "eos": "eos", "pad": "padding", "unk": "unknown"}
 
@@ -140,8 +147,17 @@ def _of_gguf(file: Path) -> TextTokenizer:
     words = values["tokenizer.ggml.tokens"]
     ids = {use: values.get(f"tokenizer.ggml.{theirs}_token_id") for use, theirs in IN_GGUF.items()}
     special = {f"{use}_token": words[i] for use, i in ids.items() if isinstance(i, int) and 0 <= i < len(words)}
-    template = values.get("tokenizer.chat_template")
-    return TextTokenizer(backend, special, template if isinstance(template, str) else None)
+    return TextTokenizer(backend, special, templates_of(values))
+
+
+def templates_of(values: Mapping[str, Any]) -> str | Mapping[str, str] | None:
+    """The chat template of a .gguf file, or several by name."""
+    main, names = values.get("tokenizer.chat_template"), values.get("tokenizer.chat_templates")
+    known = {"default": main} if isinstance(main, str) else {}
+    for name in names if isinstance(names, list) else ():
+        if isinstance(text := values.get(f"tokenizer.chat_template.{name}"), str):
+            known[str(name)] = text
+    return known if len(known) > 1 else known.get("default")
 
 
 def _of_folder(folder: Path) -> TextTokenizer:
@@ -152,20 +168,27 @@ def _of_folder(folder: Path) -> TextTokenizer:
         backend = Tokenizer.from_file(str(file))
     except Exception as error:  # the reader raises nothing more exact
         raise InputError(f"{file} is damaged ({_first_line(error)}); fetch it again") from None
-    config = read_json(folder / "tokenizer_config.json") if (folder / "tokenizer_config.json").is_file() else {}
+    backend.no_truncation()  # which a training may have left in the file
+    backend.no_padding()
+    own, older = (read_json(folder / name) if (folder / name).is_file() else {} for name in CONFIGS)
+    config = own if "added_tokens_decoder" in own else {**older, **own}
     special: dict[str, str] = {}
     for use in SPECIAL:
         token = config.get(f"{use}_token")
         token = token.get("content") if isinstance(token, Mapping) else token
         if isinstance(token, str):
             special[f"{use}_token"] = token
+    unknown = [token for token in special.values() if backend.token_to_id(token) is None]
+    backend.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in unknown])
     return TextTokenizer(backend, special, _template_of(folder, config))
 
 
 def _template_of(folder: Path, config: Mapping[str, Any]) -> str | Mapping[str, str] | None:
     file = folder / "chat_template.jinja"
     if file.is_file():
-        return file.read_text(encoding="utf-8")
+        others = sorted((folder / "additional_chat_templates").glob("*.jinja"))
+        main = {"default": file.read_text(encoding="utf-8")}
+        return main | {other.stem: other.read_text(encoding="utf-8") for other in others} if others else main["default"]
     known = config.get("chat_template")
     if known is None and (folder / "chat_template.json").is_file():
         known = read_json(folder / "chat_template.json").get("chat_template")
@@ -179,23 +202,30 @@ def _first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
 
-def turn_ends(tokenizer: TextTokenizer | None) -> list[int]:
+def known_ends(tokenizer: TextTokenizer) -> list[int]:
+    """The tokens of ENDS that the vocabulary has."""
+    there = {name: tokenizer.backend_tokenizer.token_to_id(name) for name in ENDS}
+    harmony = all(there[name] is not None for name in HARMONY)
+    return [i for name, i in there.items() if i is not None and not (harmony and name == END_OF_PART)]
+
+
+def turn_ends(tokenizer: TextTokenizer) -> list[int]:
     """The special token that the chat template writes behind an answer; none where it has none."""
-    if tokenizer is None or not tokenizer.chat_template:
+    if not tokenizer.chat_template:
         return []
     chat = [{"role": "user", "content": "question"}, {"role": "assistant", "content": "answer"}]
     try:
         text: str = tokenizer.apply_chat_template(chat, tokenize=False)
     except Exception:  # a template may fail in any way, and then tells nothing
         return []
-    first = tokenizer.encode(text.rpartition("answer")[2].lstrip(), add_special_tokens=False)[:1]
+    first = tokenizer.encode(text.rpartition("answer")[2].strip(), add_special_tokens=False)[:1]
     known = tokenizer.backend_tokenizer.get_added_tokens_decoder()
     return [token for token in first if token in known and known[token].special]
 
 
 def eos_of(place: str | Path, config: Mapping[str, Any], tokenizer: TextTokenizer | None) -> frozenset[int]:
     """Every token that ends a text: those of generation_config.json or else of the config, or the tokenizer's. A .gguf
-    file may name the end of a text alone, and its template knows that of a turn."""
+    file may name the end of a text alone or that of a turn: its template and its vocabulary have the others."""
     place = Path(place)
     ends = None
     if place.is_dir() and (place / "generation_config.json").is_file():
@@ -203,6 +233,6 @@ def eos_of(place: str | Path, config: Mapping[str, Any], tokenizer: TextTokenize
     ends = config.get("eos_token_id") if ends is None else ends
     ends = getattr(tokenizer, "eos_token_id", None) if ends is None else ends
     ids = [ends] if isinstance(ends, int) else ends if isinstance(ends, list) else []
-    if place.is_file():
-        ids = [*ids, *turn_ends(tokenizer)]
+    if place.is_file() and tokenizer is not None:
+        ids = [*ids, *turn_ends(tokenizer), *known_ends(tokenizer)]
     return frozenset(end for end in ids if isinstance(end, int))

@@ -26,6 +26,9 @@ GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|
 UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 HAN = "[一-龥\u0800-\u4e00가-\ud7ff]+"
 KANA = "[一-龥\u3040-ゟ゠-ヿ]+"
+PHI3_PLAIN = "<unk>", "<s>", "<|endoftext|>"
+# Where a file of before 2024 does not say how its text is split.
+PRE_OF = {"gpt2": "gpt-2", "phi2": "phi-2", "starcoder2": "starcoder", "qwen2": "qwen2"}
 
 
 def words(digits: str, letters: str = r"\p{L}", but: str = r"\p{L}\p{N}") -> str:
@@ -112,8 +115,9 @@ def from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
             f"tokenizers of the kind {known.model!r} are not supported, only {', '.join(KINDS)} (tokenizer.ggml.model)"
         )
     tokenizer = _byte_level(known) if known.model == "gpt2" else _sentencepiece(known)
+    strips = known.architecture == "phi3" and known.model == "llama"  # its marks take the space behind them
     added = [
-        AddedToken(text, normalized=False, special=kind != USER)
+        AddedToken(text, normalized=False, special=kind != USER, rstrip=strips and text not in PHI3_PLAIN)
         for text, kind in zip(known.tokens, known.types, strict=True)
         if kind in (UNKNOWN, CONTROL, USER) and text
     ]
@@ -137,7 +141,8 @@ class _Vocabulary:
     def __init__(self, metadata: Mapping[str, Any]) -> None:
         self.metadata = metadata
         self.model = self.value("model", str)
-        self.pre = str(metadata.get("tokenizer.ggml.pre", "default"))
+        self.architecture = str(metadata.get("general.architecture"))
+        self.pre = str(metadata.get("tokenizer.ggml.pre", PRE_OF.get(self.architecture, "default")))
         self.tokens: list[str] = self.value("tokens", list)
         types = metadata.get("tokenizer.ggml.token_type")
         self.types = [NORMAL] * len(self.tokens) if types is None else np.asarray(types, np.int64).tolist()

@@ -20,6 +20,7 @@ from ..native.families import describe
 from ..native.files import ModelFile, open_gguf
 from ..native.library import library
 from ..native.model import Parameter, config_of, frequency_factors, kept_in, parameters, supports
+from ..native.text_tokenizer import templates_of
 from ..native.tokenizer import KINDS as TOKENIZERS
 from ..native.tokenizer import from_gguf
 from .formats import numbers
@@ -149,7 +150,7 @@ def read_tokenizer(file: Path) -> Any:
         made = PreTrainedTokenizerFast(
             tokenizer_object=from_gguf(values), clean_up_tokenization_spaces=False, **special
         )
-        made.chat_template = values.get("tokenizer.chat_template")
+        made.chat_template = templates_of(values)
         return made
     with _explained(file, "has no tokenizer that transformers can read"):
         return AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name)

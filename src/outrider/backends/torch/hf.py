@@ -52,7 +52,8 @@ class HFTarget(Target):
         self.experts = families.experts_of(model)
         self.windows = families.windows(self.config, self.family)
         self.mark = ""  # of the weights as they were loaded (`mark.py`)
-        self.accepts = frozenset(inspect.signature(model.forward).parameters)
+        forwards = model.forward, type(model).forward  # one that somebody wrapped may not tell what it takes
+        self.accepts = frozenset(name for each in forwards for name in inspect.signature(each).parameters)
 
     @property
     def processes(self) -> int:

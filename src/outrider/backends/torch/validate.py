@@ -206,7 +206,8 @@ def _noise(target: Target, model: Any, prompt: list[int], tokens: list[int]) -> 
 
 
 def _distance(a: Float[Tensor, " v"], b: Float[Tensor, " v"]) -> float:
-    worst = float((a.double().log_softmax(-1) - b.double().log_softmax(-1)).abs().max())
+    a, b = (x.double().cpu().log_softmax(-1) for x in (a, b))
+    worst = float((a - b).abs().max())
     return worst if worst == worst else float("inf")  # a NaN is as far off as can be
 
 

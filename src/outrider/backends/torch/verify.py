@@ -55,6 +55,7 @@ def judge(question: Question) -> Verdict:
     logits, texts, epsilon = question.logits, question.texts, question.epsilon
     rows, tree = TensorRows(question.rows, logits.device), TensorTree.of(question.tree, logits.device)
     depth, dice = tree.deepest, Dice(rows.seeds, rows.serial)
+    sums = [logits.new_zeros(len(logits))]  # of distributions, NaN where a logit is NaN or infinite
 
     def scores(z: Tensor, path: Tensor) -> Tensor:
         if any(text.process for text in texts):
@@ -66,7 +67,9 @@ def judge(question: Question) -> Verdict:
         return nucleus.choose(scores(z, path), rows.sampling, partial(rows.some_noise, depth))
 
     def distribution(z: Tensor, depth: int, path: Tensor) -> Tensor:
-        return sampling.distributions(scores(z, path).double(), rows.sampling)
+        p = sampling.distributions(scores(z, path).double(), rows.sampling)
+        sums.append(p.sum(-1))
+        return p
 
     if rows.rule == "coupled":
         verdict = coupled(tree, logits, choose, depth)
@@ -77,7 +80,7 @@ def judge(question: Question) -> Verdict:
     else:
         widths = (max(Counter(parents[1:]).values(), default=1) for _, parents, _ in question.tree.host)
         verdict = rejection(tree, logits, distribution, dice, depth, max(widths))
-    return _host(tree, verdict, logits)
+    return _host(tree, verdict, logits, torch.stack(sums).isfinite().all(0))
 
 
 def _processed(text: RowText, tail: list[int], logits: Float[Tensor, " v"]) -> Float[Tensor, " v"]:
@@ -87,13 +90,13 @@ def _processed(text: RowText, tail: list[int], logits: Float[Tensor, " v"]) -> F
     return torch.from_numpy(text.process([*text.output, *tail], logits.cpu().numpy())).to(logits)
 
 
-def _host(tree: TensorTree, verdict: TensorVerdict, logits: Tensor) -> Verdict:
-    """The verdict on the host, and whether the logits of all tokens chosen are finite."""
+def _host(tree: TensorTree, verdict: TensorVerdict, logits: Tensor, sound: Bool[Tensor, " b"]) -> Verdict:
+    """The verdict on the host, and whether each row is sound and the logits of all its tokens are finite."""
     count, following = verdict.count[:, None], verdict.next[:, None]
     spelled = tree.tokens.gather(1, verdict.path)
     said = torch.cat([spelled[:, 1:], following], 1).scatter(1, count - 1, following)
     seen = logits[torch.arange(len(said), device=said.device)[:, None], verdict.path, said]
-    finite = (seen.isfinite() | (torch.arange(seen.shape[1], device=seen.device) >= count)).all(1)
+    finite = sound & (seen.isfinite() | (torch.arange(seen.shape[1], device=seen.device) >= count)).all(1)
     packed = torch.cat([count, following, finite[:, None].long(), verdict.path], 1).tolist()
     return Verdict(
         [row[3 : 3 + row[0]] for row in packed], [row[1] for row in packed], [bool(row[2]) for row in packed]
