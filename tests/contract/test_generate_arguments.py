@@ -228,6 +228,53 @@ class Heard(TextStreamer):
         self.ended = True
 
 
+def test_a_model_in_training_stays_there(world: World) -> None:
+    """The first call and later ones write the text without dropout; each module is left in the mode that it had."""
+    model = world.model
+    kept = {module: module.training for module in model.modules()}
+    try:
+        wanted = ours(world, {})
+        for first in (True, False):
+            if first:
+                vars(model).pop("outrider_engines", None)
+            model.train()
+            model.lm_head.eval()
+            assert torch.equal(ours(world, {}), wanted)
+            assert [m for m in model.modules() if not m.training] == [model.lm_head]
+    finally:
+        for module, training in kept.items():
+            module.training = training
+
+
+def test_logits_that_are_not_finite_are_an_error(world: World) -> None:
+    """As stock sampling raises, and no text that ends somewhere."""
+    kept = world.model.lm_head.weight.data.clone()
+    try:
+        world.model.lm_head.weight.data[7] = float("nan")
+        with pytest.raises(outrider.InputError, match="NaN or infinite"):
+            ours(world, {})
+        assert ours(world, {"remove_invalid_values": True}).shape[1] > IDS.shape[1]
+    finally:
+        world.model.lm_head.weight.data.copy_(kept)
+
+
+@pytest.mark.parametrize(("name", "value"), [("batch_size", 0), ("batch_size", -1), ("batch_size", 1.5), ("seed", -1)])
+def test_sizes_that_make_no_sense_are_refused(world: World, name: str, value: Any) -> None:
+    with pytest.raises(outrider.InputError, match=f"^{name} must be"):
+        ours(world, {}, **{name: value})
+
+
+def test_a_greedy_text_draws_nothing_from_torch(world: World) -> None:
+    before = torch.get_rng_state()
+    ours(world, {})
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_text_that_the_context_cuts_is_announced(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    ours(world, {"max_new_tokens": 10_000})
+    assert "texts end at the" in caplog.text
+
+
 def test_a_streamer_is_given_as_stream_to(world: World) -> None:
     stock, mine = Heard(), Heard()
     text = call(world, {}, streamer=stock)

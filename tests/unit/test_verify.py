@@ -345,6 +345,27 @@ def test_logits_that_are_not_finite_are_reported(judge: Judge) -> None:
     assert verdict.finite == [True, False]
 
 
+@JUDGES
+@pytest.mark.parametrize("wrong", [np.nan, np.inf])
+@pytest.mark.parametrize("rule", ["rejection", "block", "typical"])
+def test_one_logit_that_is_not_finite_makes_no_distribution(judge: Judge, rule: str, wrong: float) -> None:
+    """Its row is reported, and nothing that was drafted is taken for certain."""
+    logits = np.zeros((2, 3, 4), np.float32)
+    logits[1, 1, 2] = wrong
+    tree = chain([[0, 1, 3], [0, 1, 3]])
+    if rule == "block":
+        tree = replace(tree, q=np.full((2, 2, 4), 0.25))
+    rows = rows_of([Sampling()] * 2, rule, 4, [3, 3], [0, 0])
+    finite = set()
+    for seed in range(12):
+        verdict = judge(Question(replace(rows, seeds=(seed, seed)), tree, logits, [RowText([0], [])] * 2))
+        if verdict is None:
+            pytest.skip("this judge has not this rule")
+        finite.add((verdict.finite[0], verdict.finite[1] or len(verdict.paths[1]) == 1))
+        assert verdict.finite[1] is False or len(verdict.paths[1]) == 1, "the node was not visited"
+    assert {first for first, _ in finite} == {True}
+
+
 # --- typical acceptance
 
 
