@@ -12,6 +12,7 @@ from ..core.types import Usage
 from ..engine.stopping import Stop
 from .job import End, Event, Heading, Job, Scored, Shown
 
+AHEAD = 16  # bytes that may be passed over between two tokens of a prompt
 FINISH = {"eos": "stop", "stop": "stop", "length": "length", "abort": "abort", "error": "error"}
 
 
@@ -93,13 +94,21 @@ def echoed(reader: Detokenizer, text: str, tokens: Sequence[int], scores: Sequen
 
 def places(text: str, tokens: Sequence[Sequence[int]]) -> list[int]:
     """The offset of each token in a text. tokens: their bytes. Those that are not in the text have no width: a
-    begin-of-text token, a space that the tokenizer inserts."""
+    begin-of-text token, a space that the tokenizer inserts, a character that it brings into another form. Text that no
+    token spells is passed over."""
     line, at, begun, offsets = text.encode(), 0, 0, []
+
+    def move(end: int) -> None:
+        nonlocal at, begun
+        begun += sum(byte & 0xC0 != 0x80 for byte in line[at:end])
+        at = end
+
     for spelt in map(bytes, tokens):
+        forms = spelt, spelt.removeprefix(b" ")
+        if offsets and spelt.strip() and not any(line.startswith(form, at) for form in forms):
+            move(max(at, line.find(spelt, at, at + AHEAD + len(spelt))))
         offsets.append(begun - (at < len(line) and line[at] & 0xC0 == 0x80))  # inside a character: its beginning
-        here = next((form for form in (spelt, spelt.removeprefix(b" ")) if line.startswith(form, at)), b"")
-        at += len(here)
-        begun += sum(byte & 0xC0 != 0x80 for byte in here)
+        move(at + len(next((form for form in forms if line.startswith(form, at)), b"")))
     return offsets
 
 
