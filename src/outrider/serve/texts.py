@@ -96,7 +96,7 @@ def places(text: str, tokens: Sequence[Sequence[int]]) -> list[int]:
     """The offset of each token in a text. tokens: their bytes. Those that are not in the text have no width: a
     begin-of-text token, a space that the tokenizer inserts, a character that it brings into another form. Text that no
     token spells is passed over."""
-    line, at, begun, offsets = text.encode(), 0, 0, []
+    line, at, begun, offsets = text.encode(), 0, 0, list[int]()
 
     def move(end: int) -> None:
         nonlocal at, begun
