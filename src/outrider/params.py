@@ -22,7 +22,7 @@ class InputError(ValueError):
 
 @contextmanager
 def understood(what: str) -> Iterator[None]:
-    """What a damaged value makes fail inside, as an InputError: no list of checks names every damage."""
+    """Turn the errors that a damaged value causes in the block into an InputError."""
     try:
         yield
     except InputError:

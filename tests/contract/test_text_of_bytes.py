@@ -36,7 +36,7 @@ def test_a_question_that_fills_the_context_stops_no_others(tokenizer: Any, tmp_p
     assert written == 0
     lines = (tmp_path / "answers.jsonl").read_text(encoding="utf-8").splitlines()
     assert [json.loads(line)["id"] for line in lines] == [0, 2]
-    assert said == ["1 question fills the context of 64 tokens and is left out: the first is number 2"] * 2
+    assert said == ["left out: question 2 fills the context of 64 tokens"] * 2
 
 
 def llm_of(tokenizer: Any, target: TableTarget, spec: str) -> LLM:

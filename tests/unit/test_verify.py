@@ -349,21 +349,36 @@ def test_logits_that_are_not_finite_are_reported(judge: Judge) -> None:
 @pytest.mark.parametrize("wrong", [np.nan, np.inf])
 @pytest.mark.parametrize("rule", ["rejection", "block", "typical"])
 def test_one_logit_that_is_not_finite_makes_no_distribution(judge: Judge, rule: str, wrong: float) -> None:
-    """Its row is reported, and nothing that was drafted is taken for certain."""
+    """Its row is reported, whichever token comes out, and the row beside it goes on."""
     logits = np.zeros((2, 3, 4), np.float32)
-    logits[1, 1, 2] = wrong
+    logits[1, 0, 2] = wrong
     tree = chain([[0, 1, 3], [0, 1, 3]])
     if rule == "block":
         tree = replace(tree, q=np.full((2, 2, 4), 0.25))
-    rows = rows_of([Sampling()] * 2, rule, 4, [3, 3], [0, 0])
-    finite = set()
     for seed in range(12):
-        verdict = judge(Question(replace(rows, seeds=(seed, seed)), tree, logits, [RowText([0], [])] * 2))
+        rows = rows_of([Sampling()] * 2, rule, 4, [seed, seed], [0, 0])
+        verdict = judge(Question(rows, tree, logits, [RowText([0], [])] * 2))
         if verdict is None:
             pytest.skip("this judge has not this rule")
-        finite.add((verdict.finite[0], verdict.finite[1] or len(verdict.paths[1]) == 1))
-        assert verdict.finite[1] is False or len(verdict.paths[1]) == 1, "the node was not visited"
-    assert {first for first, _ in finite} == {True}
+        assert verdict.finite == [True, False]
+
+
+@JUDGES
+@pytest.mark.parametrize("rule", ["coupled", "rejection"])
+def test_what_a_process_mends_is_finite(judge: Judge, rule: str) -> None:
+    """Rows that end early are asked about no token again, whatever their process would say there."""
+
+    def process(said: list[int], logits: Array) -> Array:
+        assert said[-1] < 4
+        return np.nan_to_num(logits, nan=-1.0, posinf=2.0)
+
+    tree, logits = chain([[0, 1, 3], [0, 2, 3]]), np.zeros((2, 3, 4), np.float32)
+    logits[0, :, 2], logits[1, 0, 1] = np.nan, np.inf
+    for seed in range(8):
+        rows = rows_of([Sampling()] * 2, rule, 4, [seed, seed + 50], [1, 1])
+        verdict = judge(Question(rows, tree, logits, [RowText([0], [0], process=process)] * 2))
+        assert verdict is not None
+        assert verdict.finite == [True, True]
 
 
 # --- typical acceptance

@@ -19,7 +19,7 @@ from .native.checkpoint import Checkpoint, open_checkpoint, read_json
 from .native.families import describe
 from .native.library import lacks_compiler, suits
 from .native.target import NativeTarget, code_for
-from .native.text_tokenizer import eos_of, load_tokenizer
+from .native.text_tokenizer import eos_of, file_ends, load_tokenizer
 
 PRECISIONS = "auto", "float32", "bfloat16"
 ABOUT, WEIGHTS = ("*.json", "*.jinja"), "*.safetensors"  # of a repository of the hub: what is fetched first, and then
@@ -76,7 +76,8 @@ def load(
     if weights in INTEGERS:
         need = f"which {weights} weights need; leave weights out"
         raise InputError(f"{place} is not served by native passes here, {need}")
-    return _by_torch(place, place, dtype, device, exact, trust_remote_code, compile, options)
+    compiler = ours and not options and lacks_compiler()
+    return _by_torch(place, place, dtype, device, exact, trust_remote_code, compile, options, compiler)
 
 
 def check_integers(weights: str, device: str, dtype: str, compile: bool | None) -> str:
@@ -142,9 +143,11 @@ def _by_torch(
     trust: bool,
     compile: bool | None,
     options: Mapping[str, Any],
+    compiler: bool = False,
 ) -> Loaded:
+    """compiler: would one have been enough?"""
     if find_spec("torch") is None:
-        need = "a C compiler (gcc or clang) or torch" if lacks_compiler() else "torch"
+        need = "a C compiler (gcc or clang) or torch" if compiler else "torch"
         raise InputError(f"{place} needs {need} here: pip install 'outrider[torch]'")
     from .torch import load as torch
 
@@ -160,7 +163,10 @@ def _by_torch(
     origin = torch.name_of(target.model)
     tokenizer = torch.load_tokenizer(place or origin, trust)
     name = str(place or origin or type(target.model).__name__)
-    return Loaded(target, tokenizer, torch.eos_of(target.model, tokenizer), name, place)
+    ends = torch.eos_of(target.model, tokenizer)
+    if place is not None and place.gguf:
+        ends |= file_ends(tokenizer)
+    return Loaded(target, tokenizer, ends, name, place)
 
 
 def _stock(place: Place) -> Any:

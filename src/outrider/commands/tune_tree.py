@@ -90,12 +90,12 @@ def tune_tree(
 
 
 def folder_of(spec: str) -> str:
-    """The folder in a SPEC."""
-    from .. import drafters, shipped
+    """The folder in a SPEC; what ships keeps its tree."""
+    from .. import drafters
 
     body = spec.partition("?")[0]
     name, _, path = body.partition(":")
-    return shipped.place_of(shipped.placed(path, name) if name in drafters.names() else body)
+    return path if name in drafters.names() else body
 
 
 def show(tuned: Tuned, measured: Measured, out: str | None, store: bool) -> None:

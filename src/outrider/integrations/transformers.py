@@ -160,10 +160,10 @@ def custom_generate(
             rows[piece.row.index] = piece.row
             for token in piece.tokens if stream_to is not None else ():
                 stream_to.put(torch.tensor([token]))
-    if any(row.finish == "error" for row in rows.values()):
-        raise InputError(NOT_FINITE)
     if stream_to is not None:
         stream_to.end()
+    if any(row.finish == "error" for row in rows.values()):
+        raise InputError(NOT_FINITE)
     sequences = _pad(input_ids, [rows[i].output for i in range(len(requests))], _pad_id(generation_config))
     if generation_config.return_dict_in_generate:
         return GenerateDecoderOnlyOutput(sequences=sequences.long())  # type: ignore[arg-type]

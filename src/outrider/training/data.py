@@ -19,13 +19,13 @@ from typing import Any
 
 import torch
 from jaxtyping import Bool, Int
-from jinja2 import TemplateError
 from torch import Tensor
 
 from .. import prompts
 from ..params import InputError
 from . import hidden_states
 
+MARK = "outrider: an answer"  # where a template writes it
 PIECE = 3000  # characters per document of a plain text file
 TEXTS = 256  # tokenised at once
 SMALLEST, LARGEST, COVERED = 12, 15, 0.99  # draft vocabularies: log2 of the sizes, share of tokens to cover
@@ -214,18 +214,19 @@ def _chat(messages: Sequence[Mapping[str, str]], tokenizer: Any, where: str, end
             parts[-1] = (parts[-1][0].removesuffix("\n"), parts[-1][1])
         return Text(parts, ends)
 
-    def shown(count: int, prompt: bool) -> str:
+    def written(some: Sequence[Mapping[str, str]], prompt: bool = False) -> str:
         try:
-            return tokenizer.apply_chat_template(list(messages[:count]), tokenize=False, add_generation_prompt=prompt)
-        except (TemplateError, ValueError) as error:
+            return tokenizer.apply_chat_template(list(some), tokenize=False, add_generation_prompt=prompt)
+        except Exception as error:  # a template may fail in any way
             raise InputError(f"{where}: the chat template refuses these messages: {error}; correct the line") from None
 
     parts, done = [], ""
     for i, m in enumerate(messages):
         if m["role"] != "assistant":
             continue
-        after = shown(i + 1, False)
-        before = shown(i, True) if i else after[: max(0, after.find(m["content"]))]  # no template opens an empty chat
+        after = written(messages[: i + 1])
+        # no template opens an empty chat
+        before = written(messages[:i], True) if i else written([{**m, "content": MARK}]).partition(MARK)[0]
         if not before.startswith(done) or not after.startswith(before):
             raise InputError(f"{where}: this chat template rewrites earlier turns; give prompt and completion instead")
         parts += [(before[len(done) :], False), (after[len(before) :], True)]

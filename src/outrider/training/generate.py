@@ -70,9 +70,10 @@ def write(
             todo = [(i, what, _ids(tokenizer, what, opening)) for i, (_, what) in enumerate(items) if i not in have]
             long = [i for i, _, ids in todo if len(ids) >= target.context]
             if long:
-                what = "question fills" if len(long) == 1 else "questions fill"
-                which = f"{'is' if len(long) == 1 else 'are'} left out: the first is number {long[0] + 1}"
-                say(f"{len(long)} {what} the context of {target.context} tokens and {which}")
+                which = f"question {long[0] + 1} fills" if len(long) == 1 else f"{len(long)} questions fill"
+                more = "" if len(long) == 1 else f", the first of them question {long[0] + 1}"
+                say(f"left out: {which} the context of {target.context} tokens{more}")
+                done(len(long))
                 todo = [one for one in todo if len(one[2]) < target.context]
             some = WINDOW * batch_size
             todo = [one for i in range(0, len(todo), some) for one in sorted(todo[i : i + some], key=_length)]

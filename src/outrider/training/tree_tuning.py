@@ -13,6 +13,7 @@ give the same texts. Candidates of a sampled text are ranked with its noise, as 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -212,6 +213,8 @@ def storing(folder: str | Path) -> dict[str, Any]:
         config = {}
     if not isinstance(config, dict) or "outrider_method" not in config or "tree" not in config:
         raise InputError(f"{folder or 'this drafter'} has no config for a tree; write it to a file with --out")
+    if not os.access(folder, os.W_OK):
+        raise InputError(f"{folder} cannot be written; write the tree to a file with --out")
     return config
 
 

@@ -255,11 +255,11 @@ def _mistral(known: Values) -> Description:
     return known.description(LLAMA, [LayerOptions(window=known.window())] * known.layers)
 
 
-def _sliding(known: Values, first: Callable[[int, int], bool] = ge) -> list[int]:
-    """The windows of Qwen's layers; first: which have one, by their number and `max_window_layers`."""
+def _sliding(known: Values, windowed: Callable[[int, int], bool] = ge) -> list[int]:
+    """The windows of Qwen's layers; windowed: has a layer one, by its number and `max_window_layers`?"""
     bound = known.config.get("max_window_layers") or 0
     window = known.window() if known.flag("use_sliding_window") else 0
-    return [window if slides else 0 for slides in known.slides(lambda i: first(i, bound))]
+    return [window if slides else 0 for slides in known.slides(lambda i: windowed(i, bound))]
 
 
 def _qwen2(known: Values) -> Description:

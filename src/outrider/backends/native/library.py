@@ -188,7 +188,7 @@ def _dlopen(file: str) -> Library:
 
 def _compilers() -> Iterator[list[str]]:
     """The commands of the C compilers that are there: $CC, or else gcc, clang and zig's."""
-    given = shlex.split(os.environ.get("CC", ""))
+    given = shlex.split(os.environ.get("CC", ""), posix=os.name == "posix")
     for name, *options in [given] if given else [["gcc"], ["clang"]]:
         if (path := shutil.which(name)) is not None:
             yield [path, *options]

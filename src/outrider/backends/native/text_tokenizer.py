@@ -202,14 +202,21 @@ def _first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
 
-def known_ends(tokenizer: TextTokenizer) -> list[int]:
+def file_ends(tokenizer: Any) -> frozenset[int]:
+    """Tokens that end a text although a .gguf file may not say so; tokenizer: ours or one of transformers', or None."""
+    if getattr(tokenizer, "backend_tokenizer", None) is None:
+        return frozenset()
+    return frozenset([*turn_ends(tokenizer), *known_ends(tokenizer)])
+
+
+def known_ends(tokenizer: Any) -> list[int]:
     """The tokens of ENDS that the vocabulary has."""
     there = {name: tokenizer.backend_tokenizer.token_to_id(name) for name in ENDS}
     harmony = all(there[name] is not None for name in HARMONY)
     return [i for name, i in there.items() if i is not None and not (harmony and name == END_OF_PART)]
 
 
-def turn_ends(tokenizer: TextTokenizer) -> list[int]:
+def turn_ends(tokenizer: Any) -> list[int]:
     """The special token that the chat template writes behind an answer; none where it has none."""
     if not tokenizer.chat_template:
         return []
@@ -218,7 +225,8 @@ def turn_ends(tokenizer: TextTokenizer) -> list[int]:
         text: str = tokenizer.apply_chat_template(chat, tokenize=False)
     except Exception:  # a template may fail in any way, and then tells nothing
         return []
-    first = tokenizer.encode(text.rpartition("answer")[2].strip(), add_special_tokens=False)[:1]
+    _, written, behind = text.rpartition("answer")
+    first = tokenizer.encode(behind.strip(), add_special_tokens=False)[:1] if written else []
     known = tokenizer.backend_tokenizer.get_added_tokens_decoder()
     return [token for token in first if token in known and known[token].special]
 
@@ -233,6 +241,6 @@ def eos_of(place: str | Path, config: Mapping[str, Any], tokenizer: TextTokenize
     ends = config.get("eos_token_id") if ends is None else ends
     ends = getattr(tokenizer, "eos_token_id", None) if ends is None else ends
     ids = [ends] if isinstance(ends, int) else ends if isinstance(ends, list) else []
-    if place.is_file() and tokenizer is not None:
-        ids = [*ids, *turn_ends(tokenizer), *known_ends(tokenizer)]
+    if place.is_file():
+        ids = [*ids, *file_ends(tokenizer)]
     return frozenset(end for end in ids if isinstance(end, int))

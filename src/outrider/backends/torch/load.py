@@ -162,6 +162,8 @@ def from_pretrained(
         stock, report = gguf.read(Path(place.where) / place.gguf, dtype)
     else:
         stock, report = _read(place, dtype, trust, options, processes)
+    if place.gguf and (others := sorted(report.get("unexpected_keys", ()))):
+        raise InputError(f"{place.name} has {others[0]}, which no model of its family reads; take another file of it")
     lacking = sorted(report["missing_keys"])
     if lacking:  # transformers would fill them with random numbers
         raise InputError(

@@ -111,7 +111,7 @@ def checkpoint_of(model: Any) -> Checkpoint:
     """
     config = text_config(model).to_dict()
     if model.get_output_embeddings() is None:
-        raise InputError(f"{type(model).__name__} has no head that writes tokens; load a model for causal language")
+        raise InputError(f"{type(model).__name__} has no head that writes tokens; load a causal language model")
     table, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
     config["tie_word_embeddings"] = head.data_ptr() == table.data_ptr()
     config["vocab_size"] = len(head)

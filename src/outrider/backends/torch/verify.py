@@ -56,11 +56,15 @@ def judge(question: Question) -> Verdict:
     rows, tree = TensorRows(question.rows, logits.device), TensorTree.of(question.tree, logits.device)
     depth, dice = tree.deepest, Dice(rows.seeds, rows.serial)
     sums = [logits.new_zeros(len(logits))]  # of distributions, NaN where a logit is NaN or infinite
+    processed = {b: True for b, text in enumerate(texts) if text.process}  # rows: are all their scores numbers?
 
     def scores(z: Tensor, path: Tensor) -> Tensor:
         if any(text.process for text in texts):
             places = zip(texts, path.tolist(), sampling.wide(z), strict=True)
             z = torch.stack([_processed(text, tail, x) for text, tail, x in places])
+            for b in processed:  # -inf forbids a token; what is asked of a row that has ended is not looked at
+                ended = path.shape[1] and int(path[b, -1]) < 0
+                processed[b] &= bool(ended or not (z[b].isnan() | z[b].isposinf()).any())
         return sampling.penalise(z, rows.sampling, [(text.prompt, text.output) for text in texts], path)
 
     def choose(z: Tensor, depth: int, path: Tensor) -> Tensor:
@@ -80,7 +84,7 @@ def judge(question: Question) -> Verdict:
     else:
         widths = (max(Counter(parents[1:]).values(), default=1) for _, parents, _ in question.tree.host)
         verdict = rejection(tree, logits, distribution, dice, depth, max(widths))
-    return _host(tree, verdict, logits, torch.stack(sums).isfinite().all(0))
+    return _host(tree, verdict, logits, torch.stack(sums).isfinite().all(0), processed)
 
 
 def _processed(text: RowText, tail: list[int], logits: Float[Tensor, " v"]) -> Float[Tensor, " v"]:
@@ -90,8 +94,11 @@ def _processed(text: RowText, tail: list[int], logits: Float[Tensor, " v"]) -> F
     return torch.from_numpy(text.process([*text.output, *tail], logits.cpu().numpy())).to(logits)
 
 
-def _host(tree: TensorTree, verdict: TensorVerdict, logits: Tensor, sound: Bool[Tensor, " b"]) -> Verdict:
-    """The verdict on the host, and whether each row is sound and the logits of all its tokens are finite."""
+def _host(
+    tree: TensorTree, verdict: TensorVerdict, logits: Tensor, sound: Bool[Tensor, " b"], processed: dict[int, bool]
+) -> Verdict:
+    """The verdict on the host, and whether each row's logits are finite: its distributions are `sound` and those of
+    its tokens finite, or as `processed` says."""
     count, following = verdict.count[:, None], verdict.next[:, None]
     spelled = tree.tokens.gather(1, verdict.path)
     said = torch.cat([spelled[:, 1:], following], 1).scatter(1, count - 1, following)
@@ -99,7 +106,9 @@ def _host(tree: TensorTree, verdict: TensorVerdict, logits: Tensor, sound: Bool[
     finite = sound & (seen.isfinite() | (torch.arange(seen.shape[1], device=seen.device) >= count)).all(1)
     packed = torch.cat([count, following, finite[:, None].long(), verdict.path], 1).tolist()
     return Verdict(
-        [row[3 : 3 + row[0]] for row in packed], [row[1] for row in packed], [bool(row[2]) for row in packed]
+        [row[3 : 3 + row[0]] for row in packed],
+        [row[1] for row in packed],
+        [processed.get(b, bool(row[2])) for b, row in enumerate(packed)],
     )
 
 
