@@ -76,8 +76,11 @@ def load(
     if weights in INTEGERS:
         need = f"which {weights} weights need; leave weights out"
         raise InputError(f"{place} is not served by native passes here, {need}")
-    compiler = ours and not options and lacks_compiler()
-    return _by_torch(place, place, dtype, device, exact, trust_remote_code, compile, options, compiler)
+    if find_spec("torch") is None:
+        compiler = ours and not options and lacks_compiler()
+        need = "a C compiler (gcc or clang) or torch" if compiler else "torch"
+        raise InputError(f"{place} needs {need} here: pip install 'outrider[torch]'")
+    return _by_torch(place, place, dtype, device, exact, trust_remote_code, compile, options)
 
 
 def check_integers(weights: str, device: str, dtype: str, compile: bool | None) -> str:
@@ -143,12 +146,7 @@ def _by_torch(
     trust: bool,
     compile: bool | None,
     options: Mapping[str, Any],
-    compiler: bool = False,
 ) -> Loaded:
-    """compiler: would one have been enough?"""
-    if find_spec("torch") is None:
-        need = "a C compiler (gcc or clang) or torch" if compiler else "torch"
-        raise InputError(f"{place} needs {need} here: pip install 'outrider[torch]'")
     from .torch import load as torch
 
     if place is None and compile is not False and not options:
