@@ -73,7 +73,7 @@ def published_order(m: Measured) -> list[str]:
     return sorted(names, key=lambda name: -gains[name])
 
 
-@judges("E2-T1", SmolLM2="bcw23", demo="o3")
+@judges("E2-T1", SmolLM2="bcw", demo="o3")
 def order(m: Measured) -> Iterator[Statement]:
     gain = 1 + int(re.findall(r"(\d+)-\d+ %", m.evidence.claims["E2-T1"]["finding"])[0]) / 100
     for a, b in pairwise(published_order(m)):

@@ -22,7 +22,7 @@ def results(m: Measured) -> Iterator[Statement]:
                             quotient(m("HASS", t, "speedup"), m("EAGLE-2", t, "speedup")), gain)  # fmt: skip
 
 
-@judges("H-topk", studies=TABLES, SmolLM2="bj4", demo="j")
+@judges("H-topk", studies=TABLES, SmolLM2="bj", demo="j")
 def top_k(m: Measured) -> Iterator[Statement]:
     base, best = BASE[m.model], "hass k=5"
     half = "hass topk=0.5" if m.model == "demo" else "hass k=5 topk=0.5"
@@ -34,7 +34,7 @@ def top_k(m: Measured) -> Iterator[Statement]:
             yield lambda: m.versus(f"tau at T = {t}, {words}", a, b, t)
 
 
-@judges("H-loss", studies=TABLES, SmolLM2="bj4", demo="j")
+@judges("H-loss", studies=TABLES, SmolLM2="bj", demo="j")
 def losses(m: Measured) -> Iterator[Statement]:
     for t in ("0", "1"):
         for x in ("top-p", "normed-linear", "normed-softmax", "both-ways", "recall", "bild"):
