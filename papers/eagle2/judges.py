@@ -104,7 +104,7 @@ def larger(m: Measured) -> Iterator[Statement]:
     yield
 
 
-@judges("E2-T3", SmolLM2="bw3", demo="3")
+@judges("E2-T3", SmolLM2="bw", demo="3")
 def ablations(m: Measured) -> Iterator[Statement]:
     for size in SIZES:
         for t in (0, 1):
