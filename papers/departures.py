@@ -59,7 +59,8 @@ CAUSES: tuple[tuple[str, str], ...] = (  # (rows with a statement that fails, wh
     (
         "E2-T3",
         "of 16 nodes a tree without re-ranking keeps three for each of five layers, likely or not, which costs 7 %; "
-        "with it, nodes are kept by value in either case, and what is fed by confidence alone is nearly as good",
+        "with it, nodes are kept by value in either case, and what is fed by confidence alone is nearly as good. Of 61 "
+        "nodes re-ranking is worth 4 % and value 2 %",
     ),
     (
         "Ma-T1a",
