@@ -27,11 +27,11 @@ def test_a_question_that_fills_the_context_stops_no_others(tokenizer: Any, tmp_p
     target = TableTarget(len(tokenizer), order=1, seed=3, context=64, scale=1.0)
     questions = [("line 1", "cat"), ("line 2", "cat " * 200), ("line 3", "naïve")]
     said: list[str] = []
-    told: list[int] = []
+    counts: list[int] = []
     for _ in range(2):
         written = write(
             target, drafters.load("none"), tokenizer, questions, tmp_path / "answers.jsonl", 8, 0.0, 1, 2, 500,
-            frozenset(), told.append, said.append,
+            frozenset(), counts.append, said.append,
         )  # fmt: skip
     assert written == 0
     lines = (tmp_path / "answers.jsonl").read_text(encoding="utf-8").splitlines()

@@ -72,7 +72,7 @@ def test_a_text_with_pauses_has_the_same_tokens(
 def test_the_scores_of_a_long_prompt_are_no_backlog(late: bool) -> None:
     """The first token follows them at once, before the loop has taken them; other scores are bounded."""
 
-    async def told() -> list[Event]:
+    async def delivered() -> list[Event]:
         channel = Channel(lambda: None)
         receive = channel.deliver(0, 10_000)
         receive(Heading(LIKELY * 10_000) if late else Part([1], 0, LIKELY * 10_000))
@@ -80,10 +80,10 @@ def test_the_scores_of_a_long_prompt_are_no_backlog(late: bool) -> None:
         return (await channel.take())[0]
 
     if late:
-        assert [type(event) for event in asyncio.run(told())] == [Heading, Part]
+        assert [type(event) for event in asyncio.run(delivered())] == [Heading, Part]
     else:
         with pytest.raises(Behind):
-            asyncio.run(told())
+            asyncio.run(delivered())
 
 
 def test_its_place_is_free_meanwhile(llm: LLM, loaded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
