@@ -47,8 +47,6 @@ typedef float act_t;
 
 #include "abi.h"
 
-#include "simd/half.h"
-
 /* float32 to bfloat16, to nearest even. */
 INLINE uint16_t to_bf16(float x) {
     uint32_t bits;

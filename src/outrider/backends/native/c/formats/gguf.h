@@ -11,6 +11,7 @@
 #ifndef OUTRIDER_GGUF_H
 #define OUTRIDER_GGUF_H
 
+#include "../simd/half.h"
 #include "../threads.h"
 #include "../types.h"
 

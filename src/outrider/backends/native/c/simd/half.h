@@ -1,4 +1,4 @@
-/* float16 as bits, which `types.h` includes. */
+/* float16 as bits. */
 
 #ifndef OUTRIDER_HALF_H
 #define OUTRIDER_HALF_H
@@ -6,6 +6,8 @@
 #ifdef __x86_64__
 #include <immintrin.h>
 #endif
+
+#include "../types.h"
 
 /* float16 and float32, to nearest even; without the type _Float16, which gcc has for x86 since its version 12. */
 #ifdef __x86_64__
