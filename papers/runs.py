@@ -20,7 +20,7 @@ from .measure import Study
 from .measure import run as measure
 
 EVAL = str(rows.ROOT.parent / "shared" / "data" / "eval")  # the papers' prompts
-TRAIN = "python -m recipes.smollm2.answers --unpack && python -m recipes.smollm2.train {} --tokens 2000000"
+TRAIN = "python -m recipes.answers smollm2 --unpack && python -m recipes.smollm2.train {} --tokens 2000000"
 
 
 @dataclass(frozen=True)

@@ -126,7 +126,7 @@ def main() -> None:
     places(parser)
     a = parser.parse_args()
     if not any(a.work.glob("answers-*.jsonl")):
-        parser.error(f"there are no answers in {a.work}; run python -m recipes.smollm2.answers --unpack first")
+        parser.error(f"there are no answers in {a.work}; run python -m recipes.answers smollm2 --unpack first")
     if missing := [folder for folder in (a.train, a.eval) if not folder.is_dir()]:
         parser.error(f"there is no folder {missing[0]}; --train and --eval name those of the texts and the prompts")
     print(write(a.train, a.eval, a.work))

@@ -56,7 +56,7 @@ def main() -> None:
     a = parser.parse_args()
     answers = sorted([*a.work.glob("answers-*.jsonl"), *(a.work.glob("long-answers.jsonl") if GPU else ())])
     if not answers:
-        raise SystemExit(f"there are no answers in {a.work}; run recipes.smollm2.data or recipes.smollm2.answers first")
+        raise SystemExit(f"there are no answers in {a.work}; run recipes.smollm2.data or recipes.answers smollm2 first")
     rate, options = METHODS[a.method]
     if a.ship and a.method.startswith(("draft-lm", "mamba")):
         raise SystemExit(f"a draft model is a stock model: copy its folder {a.work / a.method / 'best'}")

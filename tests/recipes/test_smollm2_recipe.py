@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from recipes.smollm2 import answers, long, many, questions, train
+from recipes.smollm2 import long, many, questions, train
 from recipes.smollm2.openings import TURN, openings
 from safetensors.torch import load_file, save_file
 
 from outrider.backends.torch import load_target
-from recipes import trim
+from recipes import answers, trim
 
 LONG = "how many apples does the old farmer keep in his cellar over the winter"
 
@@ -111,12 +111,12 @@ def test_packed_answers_come_back(tmp_path: Path) -> None:
 def test_without_the_file_there_is_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(answers, "FOLDER", tmp_path / "kept")
-    monkeypatch.setattr("sys.argv", ["answers", "--unpack", "--work", str(tmp_path)])
+    monkeypatch.setattr(answers, "HERE", tmp_path)
+    monkeypatch.setattr("sys.argv", ["answers", "smollm2", "--unpack", "--work", str(tmp_path)])
     with pytest.raises(SystemExit) as end:
         answers.main()
     assert end.value.code == 2
-    assert "nothing is kept in kept/ yet" in capsys.readouterr().err
+    assert "nothing is kept in smollm2/kept yet" in capsys.readouterr().err
 
 
 def test_unicodes_line_separators_end_no_line(tmp_path: Path) -> None:
@@ -129,6 +129,7 @@ def test_unicodes_line_separators_end_no_line(tmp_path: Path) -> None:
         "openings-answered": [{"id": 0, "completion": odd, "ends": True}],
         "questions-0": [{"kind": "own", "messages": [asked]}],
         "answers-0": [{"id": 0, "messages": [asked, said], "ends": True}],
+        "larger-0": [{"id": 0, "messages": [asked, said], "ends": False}],
         "long-questions": [{"kind": "chats", "messages": [asked, said, asked]}],
         "long-answers": [{"id": 0, "messages": [asked, said, asked, said], "ends": False}],
     }
@@ -140,6 +141,9 @@ def test_unicodes_line_separators_end_no_line(tmp_path: Path) -> None:
     assert answers.unpack(tmp_path / "again", folder) == dict.fromkeys((f"{name}.jsonl" for name in sorted(rows)), 1)
     lines_ = (tmp_path / "again" / "answers-0.jsonl").read_text(encoding="utf-8").split("\n")
     assert json.loads(lines_[0]) == rows["answers-0"][0]
+    (work / "answers-1.jsonl").write_text('{"id": 0, "prompt_token_ids": [1], "token_ids": [2], "ends": true}\n')
+    with pytest.raises(SystemExit, match="holds token ids"):
+        answers.pack(work, folder)
 
 
 @pytest.mark.parametrize("every", [3, 64])

@@ -1,4 +1,4 @@
-"""Questions and answers as compressed files, and back: `python -m recipes.smollm2.answers --pack` or `--unpack`."""
+"""A recipe's questions and answers as compressed files: `python -m recipes.answers RECIPE --pack`; back: `--unpack`."""
 
 from __future__ import annotations
 
@@ -7,19 +7,32 @@ import json
 import lzma
 from pathlib import Path
 
-from recipes.smollm2.questions import places
+HERE = Path(__file__).resolve().parent
+RECIPES = ("qwen_coder", "smollm2")
+ASKED = {
+    "openings-answered": "",
+    "questions": "",
+    "answers": "questions",
+    "larger": "questions",
+    "long-questions": "",
+    "long-answers": "long-questions",
+}  # kinds of files, and the kind that each one answers
 
-FOLDER = Path(__file__).with_name("kept")  # a file for each of the work folder's
-KINDS = ("openings-answered", "questions", "answers", "long-questions", "long-answers")
+
+def kind(path: Path) -> str:
+    """The kind of a file, `answers` of `answers-3.jsonl.xz`."""
+    return path.name.partition(".")[0].rstrip("0123456789").rstrip("-")
 
 
-def pack(work: Path, folder: Path = FOLDER) -> dict[str, int]:
+def pack(work: Path, folder: Path) -> dict[str, int]:
     """Write everything that the model and the texts gave; bytes by file. What is kept already and is longer stays."""
     folder.mkdir(exist_ok=True)
     sizes = {}
-    for path in sorted(f for kind in KINDS for f in work.glob(f"{kind}*.jsonl")):
+    for path in sorted(f for f in work.glob("*.jsonl") if kind(f) in ASKED):
         rows = [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
-        if "answers" in path.stem:  # the question stands in its part
+        if any("token_ids" in r for r in rows):
+            raise SystemExit(f"{path} holds token ids; only texts are packed")
+        if ASKED[kind(path)]:  # the question stands in its part
             rows = [{"id": r["id"], "answer": r["messages"][-1]["content"], "ends": r["ends"]} for r in rows]
         kept = folder / f"{path.name}.xz"
         if not kept.exists() or len(read(kept)) < len(rows):
@@ -32,14 +45,14 @@ def pack(work: Path, folder: Path = FOLDER) -> dict[str, int]:
     return sizes
 
 
-def unpack(work: Path, folder: Path = FOLDER) -> dict[str, int]:
+def unpack(work: Path, folder: Path) -> dict[str, int]:
     """Write the files that `data.py` goes on from; how many lines each has. Longer files that are there stay."""
     work.mkdir(parents=True, exist_ok=True)
     counts = {}
     for kept in sorted(folder.glob("*.xz")):
         rows, path = read(kept), work / kept.stem
-        if "answers" in path.stem:
-            asked = read(folder / kept.name.replace("answers", "questions"))
+        if ASKED[kind(kept)]:
+            asked = read(folder / kept.name.replace(kind(kept), ASKED[kind(kept)]))
             rows = [
                 {
                     "id": r["id"],
@@ -60,17 +73,21 @@ def read(kept: Path) -> list[dict]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("recipe", choices=RECIPES)
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--pack", action="store_true")
-    what.add_argument("--unpack", action="store_true")
-    places(parser)
+    what.add_argument("--pack", action="store_true", help="from the work folder into the recipe's `kept`")
+    what.add_argument("--unpack", action="store_true", help="from the recipe's `kept` into the work folder")
+    parser.add_argument("--work", type=Path, help="the work folder (default: the recipe's, in runs/)")
     a = parser.parse_args()
+    kept = HERE / a.recipe / "kept"  # a file for each of the work folder's
+    work = a.work or HERE.parent / "runs" / a.recipe.replace("_", "-")
     if a.pack:
-        print({name: f"{size / 1e6:.2f} MB" for name, size in pack(a.work).items()})
-    elif not FOLDER.is_dir():
-        parser.error(f"nothing is kept in {FOLDER.name}/ yet; run python -m recipes.smollm2.data, then --pack")
+        print({name: f"{size / 1e6:.2f} MB" for name, size in pack(work, kept).items()})
+    elif not kept.is_dir():
+        made = f"python -m recipes.{a.recipe}.data"
+        parser.error(f"nothing is kept in {kept.relative_to(HERE)} yet; run {made}, then --pack")
     else:
-        print(unpack(a.work))
+        print(unpack(work, kept))
 
 
 if __name__ == "__main__":
