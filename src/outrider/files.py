@@ -1,7 +1,8 @@
 """Atomic writes: a file or folder appears under its name when it is complete, or not at all.
 
 Both are written beside their place first, synced to the disk, and then renamed; `replace` and `filling` do so for the
-package, and raise OSError. The other functions raise an InputError where something cannot be written.
+package, and raise OSError. `one_at_a_time` raises OSError too; the others raise an
+InputError where something cannot be written.
 """
 
 from __future__ import annotations
@@ -174,9 +175,15 @@ def filling(path: Path) -> Iterator[Path]:
         for file in made.rglob("*"):
             if file.is_file():
                 _finish(file, Path(own))
-        if path.exists():
-            path.replace(Path(own) / "old")  # removed with `own`
-        made.replace(path)
+        old = Path(own) / "old"  # removed with `own`
+        try:
+            if path.exists():
+                path.replace(old)
+            made.replace(path)
+        except BaseException:  # an interrupt between the two
+            if old.exists() and not path.exists():
+                old.replace(path)
+            raise
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from urllib.request import getproxies, proxy_bypass
 
 from .params import InputError
 
+LONGEST = 96  # characters of a hub id
 PATIENCE = 3.0  # seconds until the hub counts as out of reach
 
 
@@ -68,8 +69,10 @@ def _url() -> str:
 
 
 def is_id(name: str) -> bool:
-    """Can this be a hub id, such as "gpt2" or "org/model"? A path of more parts cannot."""
-    return bool(re.fullmatch(r"\w[\w.-]*(/[\w.-]+)?", name))
+    """Can this be a hub id, such as "gpt2" or "org/model"? Not a path of more parts, nor what the hub refuses."""
+    part = r"\w(?:[\w.-]*\w)?"
+    wrong = "--" in name or ".." in name or name.endswith(".git") or len(name) > LONGEST
+    return bool(re.fullmatch(rf"{part}(/{part})?", name, re.ASCII)) and not wrong
 
 
 def offline() -> bool:

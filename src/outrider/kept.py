@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import stat
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -23,10 +24,16 @@ OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 def root() -> Path:
-    """`$OUTRIDER_CACHE`, else `$XDG_CACHE_HOME/outrider`, else `~/.cache/outrider`."""
+    """`$OUTRIDER_CACHE`, else `$XDG_CACHE_HOME/outrider`, else `~/.cache/outrider`; of a user without a home, a folder
+    for temporary files."""
     if own := os.environ.get("OUTRIDER_CACHE"):
         return Path(own)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "outrider"
+    if base := os.environ.get("XDG_CACHE_HOME"):
+        return Path(base) / "outrider"
+    try:
+        return Path.home() / ".cache" / "outrider"
+    except RuntimeError:  # as in a container whose user has no entry
+        return Path(tempfile.gettempdir()) / f"outrider-{os.getuid()}"
 
 
 def folder(name: str) -> Path:

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from . import drafters, encoding, names
@@ -24,7 +25,7 @@ from .engine import Engine, generate
 from .engine.prefixes import Prefixes
 from .engine.request import Chunk, Output, Request, Row, check_prompt, spread_seeds
 from .engine.stopping import Stop
-from .params import InputError, Rule, Sampling, check_rule, integer
+from .params import LOSSY, InputError, Rule, Sampling, check_rule, integer
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +39,7 @@ class Stream(Iterator[str]):
     """
 
     def __init__(self, llm: LLM, engine: Engine, request: Request, stop: Stop):
-        self.llm, self.stop, self.row = llm, stop, Row(request, 0)
+        self.llm, self.stop, self.rule, self.row = llm, stop, engine.rule, Row(request, 0)
         self._chunks = self._decode(engine, request)
 
     def __next__(self) -> str:
@@ -55,7 +56,7 @@ class Stream(Iterator[str]):
     @property
     def output(self) -> Output:
         """What there is so far: text, tokens and usage."""
-        return self.llm.output(self.row, 0, self.stop)
+        return self.llm.output(self.row, 0, self.stop, self.rule)
 
     def _decode(self, engine: Engine, request: Request) -> Any:
         text = self.stop.stream(request.prompt)
@@ -145,7 +146,7 @@ class LLM:
             engine = replace(engine, prefixes=self.prefixes)
         rows = {piece.row.index: piece.row for piece in generate(engine, requests, count)}
         self.remember()
-        return [self.output(rows[i], i // n, stops) for i in range(len(requests))]
+        return [self.output(rows[i], i // n, stops, rule) for i in range(len(requests))]
 
     def stream(
         self,
@@ -193,6 +194,8 @@ class LLM:
         """
         if sampling is not None and fields:
             raise InputError(f"give sampling or {', '.join(fields)}, not both")
+        if not isinstance(sampling, Sampling | None):
+            raise InputError(f"sampling is an outrider.Sampling, not {sampling!r}; or give its fields one by one")
         made = Sampling.of(fields, OPTIONS) if sampling is None else sampling
         texts = self.prompts(prompts)
         seeds = spread_seeds(seed, len(texts), n)
@@ -273,12 +276,15 @@ class LLM:
         apart = self.target.separate
         return Stop(eos, strings, max_new_tokens, self.detokenizer, min_tokens, apart)
 
-    def output(self, row: Row, prompt: int, stops: Stop) -> Output:
-        """A row as the caller sees it; `prompt` is the index of its prompt."""
-        text = stops.text(row.request.prompt, row.output)
-        return Output(
-            prompt, text, row.output, row.finish or "interrupted", row.request.seed, row.usage, self.target.exact
-        )
+    def output(self, row: Row, prompt: int, stops: Stop, rule: Rule = "coupled") -> Output:
+        """A row as the caller sees it; `prompt` is the index of its prompt, `rule` what it was decoded under."""
+        text, request = stops.text(row.request.prompt, row.output), row.request
+        exact: str = self.target.exact
+        if rule in LOSSY:
+            exact = "lossy"
+        elif rule != "coupled" and request.sampling.temperature > 0:
+            exact = "distribution"
+        return Output(prompt, text, row.output, row.finish or "interrupted", request.seed, row.usage, exact)
 
 
 def load(
@@ -326,12 +332,18 @@ def load(
     Raises:
         InputError: in one sentence, why the model or the drafter cannot be had.
     """
+    drafter = str(drafter) if isinstance(drafter, Path) else drafter
     fixed = parse(budget) if isinstance(budget, str) else budget  # complains before a model is loaded
     choose = choose or chooses(fixed)
     if choose and (isinstance(drafter, str) or not isinstance(drafter, Sequence) or len(drafter) < 2):
         raise InputError(
             "choose=True, or a budget that names drafters, is for two drafters or more; give a list of their SPECs"
         )
+    specs = [drafter] if isinstance(drafter, str) else drafter
+    if not isinstance(specs, Drafter | Sequence | None) or (
+        isinstance(specs, Sequence) and not (specs and all(isinstance(spec, str) for spec in specs))
+    ):
+        raise InputError(f"a drafter is a SPEC such as 'lookup?ngram=3', or a list of some, not {drafter!r}")
     loaded = backends.load(
         model, dtype=dtype, device=device, exact=exact, weights=weights, trust_remote_code=trust_remote_code,
         compile=compile, **options,

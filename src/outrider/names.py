@@ -70,12 +70,12 @@ def find(model: Any = None) -> Place:
     if name.lower().endswith(GGUF):
         file = installed()
         own = best(SMOLLM2) if file and Path(name).exists() and file.samefile(name) else DEFAULT
-        return _of_file(Path(name).expanduser(), name=name, drafter=own)
-    if not Path(name).expanduser().exists():
+        return _of_file(Path(os.path.expanduser(name)), name=name, drafter=own)
+    if not os.path.exists(os.path.expanduser(name)):
         _check_id(name)
     if name == HUB:
         return Place(name, name, drafter=best(SMOLLM2))
-    return Place(name, str(Path(name).expanduser()))
+    return Place(name, str(Path(os.path.expanduser(name))))
 
 
 def is_model(word: str) -> bool:

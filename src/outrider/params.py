@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
+from importlib.util import find_spec
 from numbers import Integral, Real
 from typing import Any
 
@@ -96,7 +97,7 @@ def _biases(given: Any) -> dict[int, float]:
     for token in given:
         if not _is(token, Integral):
             raise InputError(f"logit_bias maps token ids to numbers, as in {{42: -5.0}}; {shown(token)} is no token id")
-    return {int(token): _between("logit_bias", bias, -LARGEST, LARGEST) for token, bias in given.items()}
+    return {int(token): min(FORCED, _between("logit_bias", bias, -LARGEST, LARGEST)) for token, bias in given.items()}
 
 
 def integer(name: str, value: Any, least: int | None = 1, most: int | None = None) -> int:
@@ -123,6 +124,21 @@ EXACT = ("auto", "bits", "rounding")
 INTEGERS = "int8", "native"  # ways of keeping weights that are multiplied as integers
 WEIGHTS = ("auto", "full", *INTEGERS)
 FORMATS = ("safeailab", "medusa", "speculators", "vllm", "sglang")  # that drafters are exported to
+
+
+def check_device(device: str) -> None:
+    """Raise InputError for a device that torch cannot use here. Torch is imported for others than auto and cpu."""
+    if device in ("auto", "cpu"):
+        return
+    if find_spec("torch") is None:
+        raise InputError(f"the device {device} needs torch: pip install 'outrider[torch]'")
+    import torch
+
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError):
+        has = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
+        raise InputError(f"there is no device {device!r} here; choose one of auto, {', '.join(has)}") from None
 
 
 def check_exact(exact: str) -> str:
@@ -153,7 +169,8 @@ def check_rule(rule: str) -> Rule:
     return rule
 
 
-LARGEST = 1e9  # of temperatures, penalties and biases: a float32 holds every sum and quotient of them and logits
+LARGEST = 1e9  # of temperatures, penalties and biases: float32 has room for every sum and quotient of them and logits
+FORCED = 1e4  # the largest bias that is added
 SMALLEST = 1e-9  # of temperatures above 0, and of repetition penalties
 
 
@@ -170,7 +187,8 @@ class Sampling:
             From 1e-9 to 1e9.
         presence_penalty: taken once from the logit of every token of the output; from -1e9 to 1e9.
         frequency_penalty: taken from a token's logit as often as it stands in the output; from -1e9 to 1e9.
-        logit_bias: added to the logits of these token ids; from -1e9 to 1e9.
+        logit_bias: added to the logits of these token ids; from -1e9 to 1e9. More than 1e4, which no logit reaches,
+            counts as 1e4: float32 would round the differences away.
 
     Raises:
         InputError: a value is of another type or out of its range.

@@ -19,6 +19,7 @@ import importlib.util
 import re
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -123,9 +124,13 @@ def _source(kind: Kind, name: str) -> ast.Module:
     """A part's source; an empty one where there is none to read."""
     file = _files(kind).get(name)
     if file is None:
-        spec = importlib.util.find_spec(_entry(kind, name).module)
-        file = Path(spec.origin) if spec is not None and spec.origin else None
-    return ast.parse(file.read_text(encoding="utf-8") if file is not None else "")
+        with suppress(ImportError, ValueError):  # a package that is gone
+            spec = importlib.util.find_spec(_entry(kind, name).module)
+            file = Path(spec.origin) if spec is not None and spec.origin else None
+    try:
+        return ast.parse(file.read_text(encoding="utf-8") if file is not None else "")
+    except (OSError, ValueError, SyntaxError):  # compiled
+        return ast.parse("")
 
 
 def _files(kind: Kind) -> dict[str, Path]:

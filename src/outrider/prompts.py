@@ -60,8 +60,9 @@ def parse(origin: str, lines: Iterable[bytes]) -> Iterator[tuple[str, Any]]:
             raise InputError(
                 f"{where}: half of a surrogate pair (\\ud800 to \\udfff) is no character; correct it"
             ) from None
-        except (json.JSONDecodeError, RecursionError) as error:
-            reason = getattr(error, "msg", "nested too deeply")
+        except (ValueError, RecursionError) as error:
+            kinds = {json.JSONDecodeError: getattr(error, "msg", ""), RecursionError: "nested too deeply"}
+            reason = kinds.get(type(error), "a number of too many digits")
             raise InputError(f"{where}: not JSON ({reason}); write one JSON value a line") from None
         yield where, value
 

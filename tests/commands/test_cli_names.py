@@ -76,6 +76,8 @@ OTHERS = (
     "chat demo --model demo",
     "generate demo hello -p hello", "generate demo -p hello --prompts prompts.jsonl", "generate demo hello -t 0",
     *(f"{line} --rule nothing" for line in ("generate demo hello", "chat demo", "audit demo")),
+    *(f"generate {name} hello" for name in ("models--org--name", "a..b", "org/x.git", "org/-x", "modèle", "a" * 97)),
+    "generate ~nobody/model hello", "audit demo --minutes inf",
 )  # fmt: skip
 LINES = [
     *(COMPLETE[name].replace("{}", "MODEL").split() for name in COMPLETE),

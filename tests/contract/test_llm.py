@@ -193,6 +193,7 @@ def test_bad_input_is_one_sentence(llm: outrider.LLM, prompt: Any, options: dict
 
 WRONG_TYPES = [
     ("the", {"stop": 5}, "stop is a string"),
+    ("the", {"sampling": {"temperature": 0.7}}, "sampling is an outrider.Sampling, not {'temperature': 0.7}"),
     ("the", {"seed": "a"}, "seed must be a whole number, not 'a'"),
     ("the", {"seed": 1.5}, "seed must be a whole number"),
     ("the", {"n": "two"}, "n must be a whole number"),
@@ -244,6 +245,38 @@ def test_a_sampling_is_its_fields(llm: outrider.LLM) -> None:
     made = llm.generate("the cat", seed=2, max_new_tokens=12, sampling=params)
     assert made[0].tokens == llm.generate("the cat", seed=2, max_new_tokens=12, temperature=0.8, top_p=0.9)[0].tokens
     assert "".join(llm.stream("the cat", seed=2, max_new_tokens=12, sampling=params)) == made[0].text
+
+
+@pytest.mark.parametrize(
+    ("rule", "temperature", "exact"),
+    [
+        ("coupled", 1.0, "bits"), ("rejection", 0.0, "bits"), ("rejection", 1.0, "distribution"),
+        ("block", 1.0, "distribution"), ("typical", 1.0, "lossy"), ("typical", 0.0, "lossy"),
+    ],
+)  # fmt: skip
+def test_an_output_says_how_exact_it_is(llm: outrider.LLM, rule: Any, temperature: float, exact: str) -> None:
+    exact = llm.target.exact if exact == "bits" else exact
+    how: dict[str, Any] = {"rule": rule, "temperature": temperature, "max_new_tokens": 3, "seed": 0}
+    stream = llm.stream("the", **how)
+    assert len("".join(stream)) > 0
+    assert [o.exact for o in (*llm.generate(["the", "one"], **how), stream.output)] == [exact] * 3
+
+
+@pytest.mark.skipif(bool(os.environ.get("CHECK_SHAPES")), reason="here the tests' type checker would speak first")
+@pytest.mark.parametrize("drafter", [[], [5], [Path("lookup")], ["lookup", None], ()])
+def test_a_drafter_is_a_spec_or_some(folder: str, drafter: Any) -> None:
+    with pytest.raises(InputError, match="a drafter is a SPEC such as 'lookup\\?ngram=3', or a list of some, not"):
+        outrider.load(folder, drafter)
+
+
+@pytest.mark.parametrize("device", ["cuda:99", "xpu", "nothing", 5])
+def test_a_device_that_is_not_there_is_one_sentence(folder: str, device: Any) -> None:
+    with pytest.raises(InputError, match=f"there is no device '{device}' here; choose one of auto, cpu"):
+        outrider.load(folder, device=device)
+
+
+def test_a_torch_dtype_and_device_name_themselves(folder: str) -> None:
+    assert outrider.load(folder, dtype=torch.float32, device=torch.device("cpu")).target.precision == "float32"  # type: ignore[arg-type]
 
 
 def test_chunks_mark_drafted_text_and_the_output_is_always_available(llm: outrider.LLM) -> None:

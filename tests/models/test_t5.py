@@ -134,6 +134,20 @@ def test_engine_writes_the_stock_text(model: Any, drafter: str, tmp_path: Path) 
     assert plain(model, PROMPTS[0], 7, 0.0, NEW) == stock
 
 
+@pytest.mark.parametrize("penalty", [1.5, 0.6])
+def test_repetition_looks_at_the_decoders_text(model: Any, penalty: float) -> None:
+    """As in transformers: at its start token and the output, not at what the encoder reads."""
+    engine = Engine.of(load_target(model), drafters.load("lookup", load_target(model)), FixedBudget(10, 4))
+    for prompt in PROMPTS:
+        request = Request(prompt, 0, NEW, Sampling(repetition_penalty=penalty))
+        rows = {piece.row.index: piece.row for piece in generate(engine, [request])}
+        with torch.no_grad():
+            stock = model.generate(
+                torch.tensor([prompt]), max_new_tokens=NEW, do_sample=False, repetition_penalty=penalty
+            )[0, 1:].tolist()
+        assert rows[0].output == stock
+
+
 def test_other_encoder_decoders_are_refused() -> None:
     from transformers import BartConfig, BartForConditionalGeneration
 

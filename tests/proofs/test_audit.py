@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,7 +25,8 @@ from outrider.commands.audit import document, show
 from outrider.core import sampling, verify
 from outrider.core.protocols import Drafter, Drafting, Round, Target
 from outrider.core.tree import best_of, from_template, template
-from outrider.core.types import Budget, DraftTree, Rows
+from outrider.core.types import Budget, DraftTree, Question, Rows, Verdict
+from outrider.engine import Batch
 from outrider.llm import LLM
 from outrider.params import InputError, Sampling
 from outrider.proofs import audit, enumeration
@@ -120,6 +121,21 @@ def test_typical_is_lossy(tiny: Tiny) -> None:
     assert not result.lossless
     assert "LOSSY by design" in result.sentence
     assert any(s.rejected for s in result.statistics)
+
+
+def test_samples_of_logits_that_are_not_finite_are_refused(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = tiny.llm("lookup").engine("coupled", FixedBudget(16, 3))
+    judged = Batch.judge
+    for fine in (0, 2):  # the prompt's is not; a round's is not
+        calls = iter([True] * fine)
+
+        def spoilt(self: Batch, question: Question, calls: Iterator[bool] = calls) -> Verdict:
+            verdict = judged(self, question)
+            return replace(verdict, finite=[next(calls, False)] * len(verdict.finite))
+
+        monkeypatch.setattr(Batch, "judge", spoilt)
+        with torch.no_grad(), pytest.raises(InputError, match="NaN or infinite"):
+            draws.pairs(engine, PROMPTS[0], Sampling(1.0), range(4))
 
 
 # --- broken rules

@@ -42,7 +42,7 @@ def test_shapes_of_several_drafters() -> None:
         ("3,0", "1 or more children"), ("300", "at most 256 nodes"), ("0:2 1", "counted from 1, not '0:2'"),
         ("2,1 2,1", "each of them once"), ("none 2:none", "each of them once"), ("2:3,2", "has one shape"),
         ("3,2 paper", "has one shape"), ("paper", "budget is auto"), ("3,2 paper 2", "not 'paper'"),
-        ("3,2 2 a=1", "not 'a=1'"),
+        ("3,2 2 a=1", "not 'a=1'"), ("9" * 5000 + "x6", "a budget is auto"), ("1" * 5000, "a budget is auto"),
     ],
 )  # fmt: skip
 def test_what_is_refused(text: str, reason: str) -> None:

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import stat
+import tempfile
 import threading
 from pathlib import Path
 
@@ -142,6 +143,35 @@ def test_weights_can_be_read_by_those_who_can_read_other_files(tmp_path: Path) -
         os.umask(before)
     modes = {p.name: stat.S_IMODE(p.stat().st_mode) for p in (tmp_path / "drafter").iterdir()}
     assert modes == {"model.safetensors": 0o640, "config.json": 0o640, "run.sh": 0o740}
+
+
+def test_an_interrupt_between_the_two_renames_leaves_the_old_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    place, rename = tmp_path / "last", Path.replace
+    place.mkdir()
+    (place / "old").touch()
+
+    def interrupted(path: Path, to: Path) -> Path:
+        if path.name == "new":
+            raise KeyboardInterrupt
+        return rename(path, to)
+
+    monkeypatch.setattr(Path, "replace", interrupted)
+    with pytest.raises(KeyboardInterrupt), files.filling(place) as made:
+        (made / "fresh").touch()
+    assert [p.name for p in tmp_path.rglob("*")] == ["last", "old"]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="Windows always has a home")
+def test_a_user_without_a_home_has_a_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(kind: type[Path]) -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    for name in ("OUTRIDER_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(Path, "home", classmethod(none))
+    assert kept.root() == Path(tempfile.gettempdir()) / f"outrider-{os.getuid()}"
 
 
 def test_the_current_folder_is_no_output(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

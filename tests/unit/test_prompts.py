@@ -55,6 +55,8 @@ def test_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
         (b'{"turns": [""]}', 'line 1: "turns" must be a list'),
         (b"\n \n", "has no prompts"),
         (b'"a"\n\n"caf\xe9"', "line 3: not UTF-8"),
+        (b'{"prompt": ' + b"1" * 5000 + b"}", r"line 1: not JSON \(a number of too many digits"),
+        (b"[" * 100_000, r"line 1: not JSON \(nested too deeply"),
         (b'"a\\ud800"', "line 1: half of a surrogate pair"),
     ],
 )

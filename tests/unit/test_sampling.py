@@ -136,6 +136,14 @@ def test_logit_bias_is_that_of_transformers_and_comes_first() -> None:
     np.testing.assert_allclose(got, want[0].numpy(), rtol=1e-6)
 
 
+def test_the_largest_biases_leave_the_distribution_among_their_tokens() -> None:
+    """In float32 a logit plus 1e9 would lose all its digits."""
+    x, s = np.array([0.5, 3.0, 1.0, 2.0], np.float32), Sampling(temperature=1.0, logit_bias={0: 1e9, 2: 1e9})
+    p = sampling.distribution(sampling.penalise(x, s, [], []), s)
+    np.testing.assert_allclose(p, [1 / (1 + np.exp(0.5)), 0, 1 / (1 + np.exp(-0.5)), 0], atol=3e-4)
+    assert sampling.penalise(x, Sampling(logit_bias={0: 1e9, 2: 1e9}), [], []).argmax() == 2
+
+
 def test_presence_and_frequency_look_at_the_output_alone() -> None:
     s = Sampling(temperature=1.0, presence_penalty=0.5, frequency_penalty=0.25)
     got = sampling.penalise(np.zeros(6, np.float32), s, [0, 0, 1], [1, 2, 2, 2, 4])

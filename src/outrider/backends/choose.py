@@ -14,7 +14,7 @@ from typing import Any
 from .. import hub
 from ..core.protocols import Target
 from ..names import Place, check_native, find, weights_of
-from ..params import INTEGERS, InputError, check_exact, check_weights
+from ..params import INTEGERS, InputError, check_device, check_exact, check_weights
 from .native.checkpoint import Checkpoint, open_checkpoint, read_json
 from .native.families import describe
 from .native.library import lacks_compiler, suits
@@ -51,6 +51,7 @@ def load(
     """The target of a name, or of a transformers model in memory; arguments and errors are those of `outrider.load`."""
     check_weights(weights)
     check_exact(exact)
+    dtype, device = str(dtype).removeprefix("torch."), str(device)
     if in_memory(model):
         if weights in INTEGERS:
             raise InputError(f"weights={weights} is for models that are loaded by name; leave it out")
@@ -149,6 +150,7 @@ def _by_torch(
 ) -> Loaded:
     from .torch import load as torch
 
+    check_device(device)
     if place is None and compile is not False and not options:
         target: Target = torch.target_of(model)
     else:

@@ -27,7 +27,7 @@ def parse(text: str) -> Budgeter:
     """
     if text.strip() == "auto":
         return AdaptiveBudget()
-    if size := re.fullmatch(r"(\d+)x(\d+)", text.strip()):
+    if size := re.fullmatch(r"(\d{1,9})x(\d{1,9})", text.strip()):
         count, depth = map(int, size.groups())
         if not 2 <= count <= MOST or depth < 1:
             raise InputError(f"a budget NODESxDEPTH has 2 to {MOST} nodes and a depth of 1 or more, not {text}")
@@ -48,7 +48,7 @@ def parse(text: str) -> Budgeter:
 
 def _arm(word: str) -> Play:
     """`3,2,1`, `none`, or `2:3,2,1` for the second drafter."""
-    match = re.fullmatch(r"(?:(\d+):)?(none|\d+(?:,\d+)*)", word)
+    match = re.fullmatch(r"(?:(\d{1,9}):)?(none|\d{1,9}(?:,\d{1,9})*)", word)
     if match is None:
         raise InputError(f"a budget is {SPELLINGS}, not {word!r}")
     part = int(match[1] or 1) - 1

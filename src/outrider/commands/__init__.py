@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-from importlib.util import find_spec
 from typing import Any
 
-from ..params import InputError
+from ..params import InputError, check_device
 
 DTYPES = ("auto", "float64", "float32", "bfloat16", "float16")
 
@@ -30,14 +29,4 @@ def check_names(dtype: str, device: str) -> None:
 def check_place(dtype: str, device: str) -> None:
     """Raise InputError for a precision or a device that this machine lacks, before a model is loaded."""
     check_names(dtype, device)
-    if device in ("auto", "cpu"):
-        return
-    if find_spec("torch") is None:
-        raise InputError(f"the device {device} needs torch: pip install 'outrider[torch]'")
-    import torch
-
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError):
-        has = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
-        raise InputError(f"there is no device {device!r} here; choose one of auto, {', '.join(has)}") from None
+    check_device(device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
@@ -59,8 +60,8 @@ def audit(
     check_rule(rule, lossy=True)
     if limit is not None and limit < 1:
         raise InputError(f"--limit must be at least 1, not {limit}")
-    if minutes is not None and not minutes > 0:
-        raise InputError(f"--minutes must be above 0, not {minutes:g}")
+    if minutes is not None and not 0 < minutes < math.inf:
+        raise InputError(f"--minutes must be above 0 and finite, not {minutes:g}")
     check_names(dtype, device)
     given = read(prompts_file, limit) if prompts_file else []
     place = find(model)

@@ -32,6 +32,8 @@ QUESTIONS = tuple([{"role": "user", "content": question}] for question in ASKED)
 FINISH = {
     "eos": "end of text", "length": "stopped at --max-new-tokens", "stop": "stopped at a --stop string",
 }  # fmt: skip
+EXACT = {"bits": "bit-exact", "rounding": "exact up to rounding", "distribution": "exact in distribution",
+         "lossy": "lossy"}  # fmt: skip
 ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\"}
 
 
@@ -265,7 +267,7 @@ def written(
             if piece.row.finish is not None:
                 rows[piece.row.index] = piece.row
             while done in rows:
-                yield llm.output(rows.pop(done), done // n, stops)
+                yield llm.output(rows.pop(done), done // n, stops, options["rule"])
                 done += 1
     finally:
         llm.remember()
@@ -280,18 +282,7 @@ def usage_line(llm: LLM, output: Output, options: dict[str, Any]) -> str:
     if output.finish_reason == "length" and u.new_tokens < options["max_new_tokens"]:
         finish = "stopped at the end of the context"
     seed = f"; seed {output.seed}" if sampled else ""
-    return f"{u.new_tokens} tokens, {rate:.0f} tokens/s, {drafts}, {exactness(output, options)}; {finish}{seed}"
-
-
-def exactness(output: Output, options: dict[str, Any]) -> str:
-    """How a text relates to plain decoding's."""
-    from ..params import LOSSY
-
-    if options["rule"] in LOSSY:
-        return "lossy"
-    if options["rule"] != "coupled" and options["sampling"].temperature > 0:
-        return "exact in distribution"
-    return "bit-exact" if output.exact == "bits" else "exact up to rounding"
+    return f"{u.new_tokens} tokens, {rate:.0f} tokens/s, {drafts}, {EXACT[output.exact]}; {finish}{seed}"
 
 
 def document(llm: LLM, outputs: list[Output], rule: str, seed: int | None) -> dict[str, Any]:

@@ -104,7 +104,7 @@ def gumbels(seeds: Sequence[int], counters: Sequence[int], ids: Array, stream: i
 
 
 def uniforms(seeds: Sequence[int], serials: Sequence[int], n: int, stream: int = ACCEPT) -> Array:
-    """n uniform numbers in (0, 1) per row with 53 random bits, float64 [b, n], keyed by (seed, round, stream)."""
+    """n uniform numbers in (0, 1) per row with 52 random bits, float64 [b, n], keyed by (seed, round, stream)."""
     k, ids = keys(seeds, serials, stream), np.arange(2 * n, dtype=np.uint32)
     h = bits(k[:, :1], k[:, 1:], ids).astype(np.int64)
     # Number i is made of ids 2i and 2i + 1, so that it does not depend on how many are computed.

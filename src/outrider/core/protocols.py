@@ -126,10 +126,15 @@ class Target(Protocol):
     code: Any = None  # the compiled library of its passes, which drafters use too; None: it has none
     kernels: str = ""  # the build of that library, on which costs depend
     tensors: bool = False  # do `embed` and `head` use torch tensors, or arrays?
-    separate: bool = False  # is its output no continuation of the prompt (encoder-decoders)?
+    opening: tuple[int, ...] = ()  # an encoder-decoder's first tokens, which its output continues; (): the prompt
     integers: bool = False  # int8 activations? Its distributions differ a little then
     logit_cap: float = 0.0  # soft cap of logits, not applied by `head_rows`; 0: none
     ragged: bool = False  # does a pass cost nothing for padding?
+
+    @property
+    def separate(self) -> bool:
+        """Is its output no continuation of the prompt (encoder-decoders)?"""
+        return bool(self.opening)
 
     @property
     def arithmetic(self) -> str:

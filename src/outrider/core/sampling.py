@@ -1,9 +1,9 @@
 """Logits to a distribution: the only home of temperature, top-k, top-p, min-p, penalties and biases; drawing from it.
 
-The reference, in numpy; `native/c/walk.h` has it in C and `backends/torch/sampling.py` in tensors. The order is that of
-transformers: bias and penalties on the raw logits, then temperature, top-k, top-p, min-p. The Gumbel-max form of
-sampling, `argmax(logits + T * G)`, needs no softmax and no division by T, so that greedy decoding (T = 0) is the same
-formula without its second term. Logits are float32 or float64; probabilities are float64.
+The reference, in numpy; `backends/native/c/walk.h` has it in C and `backends/torch/sampling.py` in tensors. The order
+is that of transformers: bias and penalties on the raw logits, then temperature, top-k, top-p, min-p. The Gumbel-max
+form of sampling, `argmax(logits + T * G)`, needs no softmax and no division by T, so that greedy decoding (T = 0) is
+the same formula without its second term. Logits are float32 or float64; probabilities are float64.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ class Verdict:
     finite: list[bool]  # are the logits of all tokens chosen finite?
 
 
-# (output so far, logits [v]) -> scores [v]: what a caller does to the logits, after penalties.
+# (output so far, logits [v]) -> scores [v]: what a caller does to the logits, before biases and penalties.
 Process = Callable[[list[int], Array], Array]
 
 

@@ -6,9 +6,9 @@
     block      block verification of a chain (Sun et al. 2024)
     typical    Medusa's typical acceptance (Cai et al. 2024): LOSSY
 
-The reference, one row at a time in float64; `native/c/walk.h` has the coupled rule in C and `backends/torch/verify.py`
-has all of them in tensors for other devices. A rule sees logits only through a function of the caller, called at
-visited nodes alone, with the tokens accepted below the root so far:
+The reference, one row at a time in float64; `backends/native/c/walk.h` has the coupled rule in C and
+`backends/torch/verify.py` has all of them in tensors for other devices. A rule sees logits only through a function of
+the caller, called at visited nodes alone, with the tokens accepted below the root so far:
 
     choose(node, path) -> token      the target's own draw
     p_at(node, path)   -> p [v]      the target's distribution, float64

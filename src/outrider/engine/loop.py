@@ -21,7 +21,7 @@ from ..core.noise import GumbelNoise
 from ..core.protocols import Drafter, Drafting, Kept, Prefill, Round, Session, Target
 from ..core.tree import flaw, root_only
 from ..core.types import Budget, DraftTree, Question, Rows, Verdict
-from ..params import InputError, Rule, check_rule
+from ..params import InputError, Rule, check_rule, integer
 from .prefixes import Prefixes, Seen
 from .request import Done, Piece, Request, Row, alike, check_prompt
 
@@ -69,8 +69,9 @@ def generate(engine: Engine, requests: Iterable[Request], batch_size: int = 8) -
     """Decode all requests, at most `batch_size` at a time, yielding what each round adds to each row.
 
     Rows are numbered as the requests come (`piece.row.index`) and join as places get free. Raises InputError for a
-    prompt that cannot be decoded, when its turn comes.
+    prompt that cannot be decoded, when its turn comes, and for a batch of none.
     """
+    integer("batch_size", batch_size)
     waiting = deque(Row(request, i) for i, request in enumerate(requests))
     batch: Batch | None = None
     while waiting or batch:
@@ -143,6 +144,8 @@ class Batch:
         for row in rows:
             check_prompt(row.request, engine.target)
             row.length = 0
+            if engine.target.separate:
+                row.continues(engine.target.opening)
             row.usage.prompt_tokens = len(row.request.prompt)
         longest = max(len(row.request.prompt) + row.request.max_new_tokens for row in rows)
         capacity = min(longest, engine.target.context) + engine.nodes

@@ -44,10 +44,15 @@ class Row:
     mixed: int | None = None  # a hash of seed and prompt
     salt: str = ""  # prompts with the same salt share the prefix cache
     usage: Usage = field(default_factory=Usage)
+    before: Sequence[int] = field(init=False)  # tokens that its output continues
     changes: Changes | None = field(init=False)  # what its text changes in its logits
 
     def __post_init__(self) -> None:
-        self.changes = Changes.of(self.request.sampling, self.request.prompt)
+        self.continues(self.request.prompt)
+
+    def continues(self, before: Sequence[int]) -> None:
+        """Its output continues these tokens, which its penalties look at: the prompt, or a decoder's first tokens."""
+        self.before, self.changes = before, Changes.of(self.request.sampling, before)
 
     @property
     def text(self) -> list[int]:
@@ -66,7 +71,7 @@ class Row:
     def row_text(self) -> RowText:
         """What its text so far does to its logits."""
         changes = None if self.changes is None else self.changes.upto(self.output)
-        return RowText(self.request.prompt, self.output, changes, self.request.process)
+        return RowText(self.before, self.output, changes, self.request.process)
 
     def remaining(self, context: int) -> int:
         """Tokens it may still emit, in a context of so many positions."""
@@ -114,7 +119,8 @@ class Output:
             infinite; what was written before stays).
         seed: of its randomness; under the default rule the same seed gives the same text.
         usage: what it cost.
-        exact: equal to what plain decoding writes: bit for bit ("bits"), or up to rounding ("rounding").
+        exact: how the text relates to plain decoding's under its seed: equal bit for bit ("bits"), or up to rounding
+            ("rounding"); in distribution ("distribution": `rejection` and `block` at T > 0); or not ("lossy").
     """
 
     prompt: int

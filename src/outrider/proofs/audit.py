@@ -10,6 +10,7 @@ A statistical test cannot prove equality, but it has a smallest detectable devia
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
@@ -122,8 +123,8 @@ def audit(
         raise InputError("the audit compares with the stock model, which has full weights; load the model with those")
     if samples < LEAST_SAMPLES:
         raise InputError(f"samples must be at least {LEAST_SAMPLES}, not {samples}")
-    if minutes is not None and not minutes > 0:
-        raise InputError(f"minutes must be above 0, not {minutes:g}")
+    if minutes is not None and not 0 < minutes < math.inf:
+        raise InputError(f"minutes must be above 0 and finite, not {minutes:g}")
     engine = llm.engine(rule, FixedBudget(16, 4))
     remaining = min(256, engine.target.context - tokens)
     ids = [prompt for p in llm.prompts(list(prompts)) if len(prompt := list(p)[-remaining:]) > 1]

@@ -14,7 +14,7 @@ from transformers.generation.logits_process import LogitsProcessorList, Temperat
 
 from ..budgets.budgeter import FixedBudget
 from ..engine import Batch, Engine, Request, Row
-from ..params import Sampling
+from ..params import NOT_FINITE, InputError, Sampling
 from .gtest import detectable, g_test, holm
 
 SAMPLINGS = (Sampling(0.0), Sampling(0.7), Sampling(1.0), Sampling(1.0, top_p=0.9))
@@ -130,13 +130,14 @@ def pairs(engine: Engine, prompt: list[int], sampling: Sampling, seeds: Sequence
     """The two tokens after a prompt for many seeds, by the engine's rounds.
 
     The first token after prefill is sampled with Gumbel noise under every rule. So the prompt is prefilled without its
-    last token, once for all seeds, and that token is put in the first one's place; what follows is the rule's.
+    last token, once for all seeds, and that token is put in the first one's place; what follows is the rule's. Raises
+    InputError for logits that are NaN or infinite.
     """
     forced = Sampling(0.0, logit_bias={prompt[-1]: 1e9})
     one = Row(Request(prompt[:-1], seeds[0], 16, forced), 0)
     batch = Batch.start(engine, [one])[0]
-    assert batch is not None
-    assert one.output == prompt[-1:]
+    if batch is None or one.output != prompt[-1:]:
+        raise InputError(NOT_FINITE)
     same = [0] * len(seeds)
     batch.session.select(same)
     batch.drafting.select(same)
@@ -148,6 +149,8 @@ def pairs(engine: Engine, prompt: list[int], sampling: Sampling, seeds: Sequence
     while running is not None:
         running.round()
         for row in running.rows:
+            if row.finish == "error":
+                raise InputError(NOT_FINITE)
             row.finish = "length" if len(row.output) > 2 else None
         running = running.leave()  # type: ignore[assignment]
     return [(row.output[1], row.output[2]) for row in rows]

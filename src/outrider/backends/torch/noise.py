@@ -73,7 +73,7 @@ def gumbels(
 def uniforms(
     seeds: Sequence[int], serials: Sequence[int], n: int, stream: int = ACCEPT, device: torch.device | None = None
 ) -> Float64[Tensor, "b n"]:
-    """n uniform numbers in (0, 1) per row with 53 random bits, keyed by (seed, round, stream)."""
+    """n uniform numbers in (0, 1) per row with 52 random bits, keyed by (seed, round, stream)."""
     k = keys(seeds, serials, stream, device)
     ids = torch.arange(2 * n, dtype=torch.int32, device=device)
     h = bits(k[:, :1], k[:, 1:], ids).to(torch.int64) & 0xFFFFFFFF

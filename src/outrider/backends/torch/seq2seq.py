@@ -82,7 +82,7 @@ class SeqTarget(Target):
         if kind not in FAMILIES:
             raise InputError(f"{kind} is an encoder-decoder whose positions are not known for a tree; only T5 is")
         self.model, self.config, self.lock = model.eval(), model.config, RLock()
-        self.separate = self.tensors = True
+        self.tensors = True
         self.vocab = int(model.get_output_embeddings().weight.shape[0])
         self.context = 1 << 20  # distances beyond the last bucket share it: there is no last position
         self.hidden, self.layers = int(model.config.d_model), int(model.config.num_decoder_layers)
@@ -92,7 +92,7 @@ class SeqTarget(Target):
         start = self.config.decoder_start_token_id
         if start is None:
             raise InputError("the model's config has no decoder_start_token_id, so nobody knows how its texts begin")
-        self.start = int(start)
+        self.opening = (int(start),)
 
     @cached_property
     def config_dict(self) -> dict[str, Any]:
@@ -133,12 +133,12 @@ class SeqTarget(Target):
         with torch.no_grad():
             states = self.model.get_encoder()(input_ids=ids, attention_mask=mask.long()).last_hidden_state
         session.companion = Encoded(sizes, mask, states, DynamicCache())
-        start = torch.full((b, 1), self.start, device=device)
+        start = torch.full((b, 1), self.opening[0], device=device)
         output = session.pass_over(
             Pass(start, None, start * 0, 0, session.there, prefix=0, level=True, bound=0, taps=taps)
         )
         session.advance([1] * b)
-        yield Prefill(chain([[self.start]] * b, matrix=False), out(output), (True,) * b, [-1] * b)
+        yield Prefill(chain([list(self.opening)] * b, matrix=False), out(output), (True,) * b, [-1] * b)
 
     def run(self, session: TreeSession, pass_: Pass) -> TargetOutput:
         """One decoder pass over the tree cache."""

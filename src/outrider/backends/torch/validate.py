@@ -113,7 +113,7 @@ class Stock:
         ids = torch.tensor([prompt], device=model.device)
         if isinstance(target, SeqTarget):
             self.more = {"encoder_outputs": model.get_encoder()(ids), "attention_mask": torch.ones_like(ids)}
-            self.read([target.start])
+            self.read(target.opening)
         else:
             self.read(prompt)
 
