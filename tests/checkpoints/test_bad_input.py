@@ -6,6 +6,7 @@ import os
 import pickle
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import layouts_foreign as foreign
@@ -14,7 +15,7 @@ import torch
 from layouts_foreign import DRAFTED, LLAMA, VD, H, V, eagle, folder, hydra, medusa
 
 from outrider import drafters
-from outrider.checkpoints import Facts, method_of, read
+from outrider.checkpoints import Facts, method_of, read, safeailab
 from outrider.params import InputError
 
 IDS = {"eagle_aux_hidden_state_layer_ids": [2, 6, 9]}
@@ -58,6 +59,17 @@ def text(at: Path, content: str) -> Path:
     return at
 
 
+def test_an_embedding_is_known_in_few_bits() -> None:
+    """A .gguf file's own may have four: 8 % of its norm; another model's is as far as it is long."""
+    torch.manual_seed(0)
+    own = torch.randn(50, 32)
+    near, far = own + 0.08 * torch.randn(50, 32), torch.randn(50, 32)
+    facts: Any = SimpleNamespace(name="m.gguf", embedding=lambda: near)
+    safeailab.same_embedding(own, facts, "here")
+    with pytest.raises(InputError, match=r"is not that of m\.gguf"):
+        safeailab.same_embedding(far, facts, "here")
+
+
 NAN = torch.full((H, 2 * H), float("nan"))
 BAD: list[tuple[Callable[[Path], Any], str]] = [
     # files
@@ -65,6 +77,8 @@ BAD: list[tuple[Callable[[Path], Any], str]] = [
     (lambda p: p.mkdir() or p, "it lacks config.json"),
     (lambda p: text(p, "{"), "not valid JSON"),
     (lambda p: text(p, "[1]"), "not a JSON object"),
+    (lambda p: folder(p, {**LLAMA, "rms_norm_eps": None}, eagle()), "cannot be understood"),
+    (lambda p: folder(p, {**LLAMA, "rms_norm_eps": [1]}, eagle()), "cannot be understood"),
     (lambda p: folder(p, dict(LLAMA), {}, "other.safetensors"), "has no weights"),
     (cut, "damaged"),
     (lambda p: pickled(p, {"fc.weight": Harm()}), "a pickle can run code"),

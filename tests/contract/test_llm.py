@@ -262,6 +262,42 @@ def test_an_output_says_how_exact_it_is(llm: outrider.LLM, rule: Any, temperatur
     assert [o.exact for o in (*llm.generate(["the", "one"], **how), stream.output)] == [exact] * 3
 
 
+def test_a_spec_with_a_shape_and_no_tree_is_static() -> None:
+    def growth(spec: str) -> Any:
+        return outrider.load("demo", spec).drafter.uncalibrated.growth  # type: ignore[attr-defined]
+
+    assert (growth("eagle:demo?shape=2,1").tree, growth("eagle:demo?shape=2,1").shape) == ("static", (2, 1))
+    assert growth("eagle:demo").tree == growth("eagle:demo?shape=2,1&tree=dynamic").tree == "dynamic"
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ("lookup?ngram=3&ngram=5", "gives ngram twice; leave one out"),
+        ("eagle:demo?tree=my+file.json", "my\\+file.json"),
+        ("eagle:demo?tree=a%20b.json", "a%20b.json"),
+    ],
+)
+def test_options_are_read_as_they_are_written(spec: str, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        outrider.load("demo", spec)
+
+
+def test_a_mix_tells_methods_and_networks_apart() -> None:
+    """EAGLE and EAGLE-3 share their compiled code; a network behind another tokenizer is no count."""
+    plain = outrider.load("demo", "none").generate("The bus", max_new_tokens=24)[0].text
+    for specs, counted in (
+        (["eagle:demo", "eagle3:demo"], [False, False]),
+        (["suffix", "model?vocab=text"], [True, False]),
+        (["model?vocab=text", "mamba?vocab=text"], [False, False]),
+    ):
+        llm = outrider.load("demo", specs)
+        assert [rate is not None for rate in llm.drafter.rates] == counted  # type: ignore[attr-defined]
+        assert llm.generate("The bus", max_new_tokens=24)[0].text == plain
+    with pytest.raises(InputError, match="two drafters of the same method"):
+        outrider.load("demo", ["eagle:demo", "eagle:demo/hass"])
+
+
 @pytest.mark.skipif(bool(os.environ.get("CHECK_SHAPES")), reason="here the tests' type checker would speak first")
 @pytest.mark.parametrize("drafter", [[], [5], [Path("lookup")], ["lookup", None], ()])
 def test_a_drafter_is_a_spec_or_some(folder: str, drafter: Any) -> None:

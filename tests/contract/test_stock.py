@@ -9,6 +9,7 @@ import weakref
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from contract_world import PROMPTS, NoEven, World, needs
@@ -16,8 +17,10 @@ from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria,
 
 import outrider
 from outrider.budgets.budgeter import FixedBudget
+from outrider.engine import Request, generate
+from outrider.integrations import transformers as integration
 from outrider.integrations.transformers import KEPT
-from outrider.params import InputError
+from outrider.params import InputError, Sampling
 
 PAD = 0
 
@@ -93,6 +96,27 @@ def test_sampling_depends_on_the_seed_alone(world: World) -> None:
     several = run(PROMPTS[:1], "lookup", seed=3, num_return_sequences=3)
     assert torch.equal(several[:1], a)
     assert torch.equal(several[1:2], run(PROMPTS[:1], "lookup", seed=4))
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+def test_drafters_know_the_temperature(world: World, temperature: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They race with the target's own noise; at another temperature they would guess other tokens."""
+    seen: list[Request] = []
+    monkeypatch.setattr(
+        integration,
+        "generate",
+        lambda engine, requests, size: seen.extend(requests) or generate(engine, requests, size),
+    )
+    options = {"max_new_tokens": 4, "do_sample": True, "temperature": temperature, "top_k": 0, "pad_token_id": PAD}
+    how = {"custom_generate": outrider.custom_generate, "drafter": "lookup", "seed": 1}
+    world.model.generate(**padded(PROMPTS[:1]), **options, repetition_penalty=1.3, **how)
+    (request,) = seen
+    assert request.sampling == Sampling(temperature=temperature)
+    logits = np.random.default_rng(0).standard_normal(world.model.config.vocab_size).astype(np.float32)
+    assert request.process is not None
+    apart = request.process([], logits) - logits
+    assert np.abs(np.delete(apart, sorted(set(PROMPTS[0]) | {PAD}))).max() < 1e-6, "but for what is penalised"
+    assert np.abs(apart[PROMPTS[0]]).max() > 0.01
 
 
 class Ends(StoppingCriteria):

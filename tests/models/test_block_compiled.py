@@ -18,6 +18,7 @@ from outrider.drafters._growth import Growth
 from outrider.drafters.block import BlockTrees, CompiledBlock, CompiledBlockDrafting
 from outrider.nets.block import BlockNet
 from outrider.nets.configs import OUT, BlockConfig, LayerShape
+from outrider.params import InputError
 
 pytestmark = needs_code
 SHAPE = LayerShape(64, 4, 2, 32, 96, 64)
@@ -145,6 +146,24 @@ def test_the_pass_is_that_of_the_network(
     llm.generate(PROMPTS, max_new_tokens=6, temperature=0.0, batch_size=3, budget=Given(Budget(12, 3)))
     assert len(worst) >= 4
     assert max(worst) < (1e-4 if dtype == FULL and not halves else 0.1)  # weights of eight bits, activations of 16
+
+
+def test_the_targets_cap_holds_for_its_own_head_alone() -> None:
+    capped = compiled(97, FULL)
+    capped.logit_cap = 2.0
+    for drafted, cap in ((0, 2.0), (50, 0.0)):
+        torch.manual_seed(0)
+        net = BlockNet(
+            BlockConfig(SHAPE, vocab=97, draft_vocab=drafted or 97, target_hidden=64, layers=1, taps=(0, -1), block=5)
+        )
+        drafter: Any = block.drafter(net, capped, Growth())
+        assert isinstance(drafter, CompiledBlock)
+        assert drafter.compiled.model.logit_cap == cap
+
+
+def test_a_static_tree_needs_a_shape() -> None:
+    with pytest.raises(InputError, match="tree=static of a block drafter needs a shape"):
+        block.Request(tree="static")
 
 
 def test_unsupported_networks_stay_in_tensors() -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from weakref import ref
 
 import pytest
 import torch
@@ -16,7 +19,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 import outrider
 from outrider import cli, names
 from outrider.backends.native.files import KINDS, open_gguf
-from outrider.backends.native.model import parameters, supports
+from outrider.backends.native.model import config_of, kept_in, parameters, supports
 from outrider.backends.torch import find, gguf, load, load_target, load_tokenizer
 from outrider.params import InputError
 from outrider.training import objectives
@@ -74,6 +77,58 @@ def test_the_precision_is_the_files(
     there, here = logits(target.model), logits(stock)
     assert float((there - here).abs().mean()) < near * float(here.std())
     assert load_target(tmp_path / "m.gguf", dtype="float32").dtype == torch.float32
+
+
+def test_the_precision_is_that_of_most_numbers_of_matrices(file: Path) -> None:
+    """Not of most tensors: a mixture has many routers and biases in float32, which hardly weigh anything."""
+    held = open_gguf(file)
+    one = next(iter(held.tensors.values()))
+    routers = {f"router {i}": replace(one, kind=KINDS[0], shape=(2, 3)) for i in range(96)}
+    for number, name in ((0, "float32"), (1, "float16"), (8, "bfloat16"), (2, "bfloat16")):
+        weights = {"weights": replace(one, kind=KINDS[number], shape=(64, 512))}
+        assert kept_in(replace(held, tensors=routers | weights)) == name
+    halves = {str(number): replace(one, kind=KINDS[number], shape=(64, 64)) for number in (0, 1)}
+    assert kept_in(replace(held, tensors=halves)) == "bfloat16"
+
+
+@pytest.mark.parametrize(
+    ("metadata", "rope"),
+    [
+        ({"rope.scale_linear": 4.0}, {"rope_type": "linear", "factor": 4.0}),
+        ({"rope.scaling.factor": 2.0}, {"rope_type": "linear", "factor": 2.0}),
+        ({"rope.scale_linear": 1.0}, {}),
+        ({"rope.scaling.factor": 0.0}, {}),
+        ({"rope.scaling.type": "none", "rope.scaling.factor": 4.0}, {}),
+        ({"rope.scaling.type": "linear", "rope.scale_linear": 8.0}, {"rope_type": "linear", "factor": 8.0}),
+        (
+            {
+                "rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 64,
+                "rope.scaling.attn_factor": 0.5, "rope.scaling.yarn_beta_fast": 16.0,
+            },
+            {
+                "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "beta_fast": 16.0,
+                "attention_factor": 0.5 * (0.1 * math.log(4) + 1),
+            },
+        ),
+    ],
+)  # fmt: skip
+def test_scaled_rotary_embeddings(file: Path, metadata: dict[str, Any], rope: dict[str, Any]) -> None:
+    """As llama.cpp reads them: `linear` where a factor has no type, by the older key too."""
+    held = open_gguf(file)
+    plain = config_of(held)["rope_parameters"]
+    named = {f"llama.{key}": value for key, value in metadata.items()}
+    assert config_of(replace(held, metadata={**held.metadata, **named}))["rope_parameters"] == plain | rope
+
+
+def test_a_file_is_closed_when_nobody_reads_it(tmp_path: Path, stock: LlamaForCausalLM) -> None:
+    """But for the last one; a large file that was deleted would keep its disk space."""
+    files = [write(tmp_path / f"{i}.gguf", stock) for i in range(3)]
+    held = open_gguf(files[0])
+    assert open_gguf(files[0]) is held
+    others = [ref(open_gguf(file)) for file in files[1:]]
+    gc.collect()
+    assert [one() is None for one in others] == [True, False]
+    assert open_gguf(files[0]) is held
 
 
 def test_a_file_with_an_unknown_tensor_is_read_by_transformers(foreign: Path, stock: LlamaForCausalLM) -> None:

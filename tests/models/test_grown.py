@@ -13,6 +13,7 @@ from compiled_code import FULL, HALF, needs_code
 from grown_world import CASES, PROMPTS, Given, checked, generate, harmless_nan, late_and_at_once, same
 
 import outrider
+from outrider.backends.native import drafts
 from outrider.backends.native import library as native
 from outrider.backends.native.abi import INTEGER, PLAIN
 from outrider.backends.native.drafts import Pairs
@@ -112,6 +113,22 @@ def test_a_float32_drafter_rounds_its_weights_beside_a_bfloat16_target() -> None
     drafted = llm.generate(prompts, budget=Given(Budget(16, 6)), **options)
     assert [o.tokens for o in drafted] == [o.tokens for o in plain]
     assert sum(o.usage.drafted for o in drafted) > 20
+
+
+@pytest.mark.parametrize("kind", ["eagle", "eagle3"])
+def test_a_small_cache_grows_with_the_text(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows leave and join while it does; no slot is allocated for tokens that may never be written."""
+    prompts = [text_of(i, 20 + 9 * i) for i in range(5)]
+    options: dict[str, Any] = {"max_new_tokens": 14, "temperature": 1.0, "seed": 3, "batch_size": 2}
+    counts, slots = [], []
+    for first in (drafts.FIRST, 8):
+        monkeypatch.setattr(drafts, "FIRST", first)
+        llm: Any = made(97, 50, FULL, Growth(scale=1.5), kind)
+        results = llm.generate(prompts, budget=Given(Budget(16, 6)), **options)
+        counts.append([(o.tokens, o.usage.drafted, o.usage.accepted, o.usage.rounds) for o in results])
+        slots.append(llm.drafter.open([()], 1 << 20).cache.keys.shape[1])
+    assert counts[0] == counts[1]
+    assert slots == [1024, 8]
 
 
 @pytest.mark.parametrize("kind", ["eagle", "eagle3", "narrow"])

@@ -10,8 +10,10 @@ import torch
 from bits import compiled
 from compiled_code import FULL, needs_code, precisions
 from grown_world import CASES, checked, generate, harmless_nan, nearly, shuffled
+from small import build
 
 import outrider
+from outrider.backends.torch.module import ModuleTarget
 from outrider.backends.torch.tensors import array
 from outrider.core.tree import check
 from outrider.core.types import Budget, DraftTree, Rows
@@ -74,6 +76,37 @@ def test_logits_are_those_of_the_network(more: dict[str, Any], dtype: torch.dtyp
         assert result.shape == (3, depth, 50)
         apart = abs(result - right[:, :depth]).max() / abs(right).max()
         assert apart < (1e-5 if dtype == FULL and not halves else 0.05), "weights of eight bits, activations of 16"
+
+
+@torch.no_grad()
+def test_the_targets_cap_holds_for_its_own_head_alone() -> None:
+    """As the target's logits are capped, so are those of its drafts: noise races against them."""
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 32, "max_position_embeddings": 256}
+    target = ModuleTarget(build("gemma2", FULL, vocab_size=97, final_logit_softcapping=2.0, **sizes))
+    assert target.logit_cap == 2.0
+    features = torch.randn(3, 64)
+    for more in ({}, OWN):
+        drafter = medusa.drafter(network(97, 0, **more), target, medusa.MedusaOptions())
+        assert isinstance(drafter, CompiledMedusa)
+        net: Any = network(97, 0, **more)
+        right = torch.stack(net(features, target.model.lm_head), 1)
+        capped = right if more else 2.0 * torch.tanh(right / 2.0)
+        assert right.abs().max() > 3.0
+        torch.testing.assert_close(
+            torch.tensor(drafter.compiled.logits(array(features), 4)), capped, atol=1e-4, rtol=1e-4
+        )
+
+
+@torch.no_grad()
+def test_a_single_head_has_its_bias() -> None:
+    torch.manual_seed(0)
+    config = medusa.MedusaConfig(97, 64, 1, share_head=False, bias=True)
+    net = shuffled(medusa.MedusaNet(config), 97, 0, False)
+    drafter = medusa.drafter(copy.deepcopy(net), compiled(97, FULL), medusa.MedusaOptions())
+    assert isinstance(drafter, CompiledMedusa)
+    features = torch.randn(3, 64)
+    right = torch.stack(net(features, None), 1)
+    torch.testing.assert_close(torch.tensor(drafter.compiled.logits(array(features), 1)), right, atol=1e-4, rtol=1e-4)
 
 
 def test_unsupported_networks_stay_in_tensors() -> None:

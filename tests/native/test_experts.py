@@ -221,6 +221,19 @@ def test_experts_in_mxfp4(tmp_path: Path) -> None:
     assert not choose.load(str(tmp_path / "blocks")).target.integers, "unlike a .gguf file's blocks"
 
 
+@pytest.mark.parametrize("scale", [1e2, 1e4, -1e4])
+@torch.no_grad()
+def test_the_gate_of_a_shared_expert_may_be_shut(scale: float) -> None:
+    """Its logits are far from 0: exp(-logit) is beyond float32."""
+    model = made("qwen2_moe", torch.float32)
+    for layer in model.model.layers:
+        if hasattr(layer.mlp, "shared_expert_gate"):
+            layer.mlp.shared_expert_gate.weight.mul_(scale)
+    text = text_of(1, 50)
+    right = model(torch.tensor([text])).logits[0, -1].numpy()
+    np.testing.assert_allclose(after(ModuleTarget(model), [text])[0], right, rtol=1e-3, atol=1e-3)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("case", ["qwen3_moe", "qwen2_moe", "gpt_oss"])
 def test_models_in_memory(tmp_path: Path, case: str, dtype: torch.dtype) -> None:

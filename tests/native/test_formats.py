@@ -10,7 +10,9 @@ import torch
 from gguf import GGMLQuantizationType, quants
 from quantised_blocks import random_blocks
 
+from outrider.backends.native.abi import address
 from outrider.backends.native.library import library
+from outrider.backends.native.weights import rounded, widened
 from outrider.backends.torch.formats import numbers
 
 READ = ["F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"]
@@ -20,6 +22,22 @@ EXTREME = [0x0000, 0x8000, 0x0001, 0x8001, 0x03FF, 0x0400, 0x7BFF, 0xFBFF, 0x3C0
 
 
 ANY = range(0x7C00)  # all that are not negative, and finite
+
+
+@pytest.mark.parametrize("bits", [0x7FFFFFFF, 0xFFFFFFFF, 0x7FC00000, 0x7F800001, 0x7FFFE000])
+def test_nan_stays_nan(bits: int) -> None:
+    """The largest payloads would be carried into the sign, and become zeros: a damaged file would load."""
+    given = np.full((1, 32), bits, np.uint32)
+    for made in (rounded(given.view(np.float32)), dequantised(given, GGMLQuantizationType.F32)):
+        assert np.isnan(widened(made)).all()
+
+
+def dequantised(rows: np.ndarray, kind: GGMLQuantizationType) -> np.ndarray:
+    """bfloat16 numbers of a file's rows, by the compiled code."""
+    code, made = library("bfloat16", "bfloat16"), np.empty(rows.shape, np.uint16)
+    assert code is not None
+    assert code.dequantise(int(kind), address(rows), *rows.shape, address(None), address(made), 1, 1) == len(rows)
+    return made
 
 
 @pytest.mark.parametrize("scales", [ANY, EXTREME])

@@ -14,7 +14,7 @@ from quantised_blocks import random_blocks
 from wrong_code import mutated
 
 from outrider.backends.native import library as native
-from outrider.backends.native.abi import INTEGER, Library, address, ffi
+from outrider.backends.native.abi import INTEGER, PLAIN, Library, address, ffi
 from outrider.backends.native.library import library
 from outrider.backends.native.weights import Matrix
 from outrider.core.types import Array
@@ -310,6 +310,15 @@ def test_rounded_weights_are_the_nearest_of_eight_bits(code: Library) -> None:
         numbers = np.rint(blocks / scale[..., None].astype(np.float32)).clip(-127, 127)
         right = (numbers * scale[..., None].astype(np.float32)).reshape(21, -1)
         assert np.array_equal(unpacked(code, Matrix(kind, data), 21, case.width), right)
+
+
+@pytest.mark.parametrize("place", [0, 7, 31])
+def test_a_row_with_nan_is_not_a_row_of_zeros(code: Library, place: int) -> None:
+    given = np.ones((16, 32), np.float32)
+    given[3, place] = np.nan
+    data = np.zeros(code.int8_bytes(8, 16, 32), np.uint8)
+    kind = code.pack_int8(0, address(given), 16, 32, address(None), 1, address(data), 1)
+    assert kind == PLAIN or np.isnan(unpacked(code, Matrix(kind, data), 16, 32)[3]).any()
 
 
 def random_floats(rows: int, width: int) -> Array:

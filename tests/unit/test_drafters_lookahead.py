@@ -7,7 +7,7 @@ from play import PROMPTS, Play, Table, paths_of
 
 from outrider.core.tree import root_only
 from outrider.core.types import Budget
-from outrider.drafters import lookahead
+from outrider.drafters import _mix, lookahead, lookup
 from outrider.drafters.lookahead import Row
 
 
@@ -96,6 +96,24 @@ def test_columns_that_were_not_verified_wait() -> None:
     after = state(play).levels
     assert [level[1:] for level in after] == [level[1:] for level in before]
     assert after[0][0] == before[1][0]
+
+
+def test_columns_that_a_mix_has_cut_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their logits are nobody's: what is drawn is what the target writes behind the others."""
+    play = Play(_mix.of([lookup.load(None), lookahead.load(None, window=4, ngram=3)]), PROMPTS)
+    drawn: list[list[list[int]]] = []
+    iterates = lookahead.LookaheadDrafting._iterates
+    monkeypatch.setattr(
+        lookahead.LookaheadDrafting, "_iterates", lambda self, given: drawn.append(iterates(self, given)) or drawn[-1]
+    )
+    counts = set()
+    for _ in range(12):
+        rows = play.drafting.parts[1].rows  # type: ignore[attr-defined]
+        right = [[play.draw(b, row.column(j)) for j in range(4)] for b, row in enumerate(rows)]
+        play.round(Budget(10, 8))
+        assert drawn[-1] == [r[: len(d)] for r, d in zip(right, drawn[-1], strict=True)]
+        counts |= set(map(len, drawn[-1]))
+    assert min(counts) < max(counts)
 
 
 def test_a_round_without_a_proposal_moves_the_window_on() -> None:

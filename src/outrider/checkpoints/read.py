@@ -19,7 +19,20 @@ KNOWN = "a native folder, SafeAILab's EAGLE or EAGLE-3, DFlash, DSpark, speculat
 
 
 def read(path: str | Path, target: Facts | Target | None = None) -> Checkpoint:
-    """Load a folder or hub id. The target is needed only for layouts that depend on it."""
+    """Load a folder or hub id. The target is needed only for layouts that depend on it.
+
+    Raises:
+        InputError: it is not known, damaged, or for another target.
+    """
+    try:
+        return _read(path, target)
+    except InputError:
+        raise
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
+        raise InputError(f"the config of {path} cannot be understood: {str(error) or type(error).__name__}") from error
+
+
+def _read(path: str | Path, target: Facts | Target | None) -> Checkpoint:
     folder = folder_of(path)
     facts = target if isinstance(target, Facts) or target is None else Facts.of(target)
     config = json_of(folder / "config.json")

@@ -7,7 +7,7 @@ targets and drafters.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -37,6 +37,7 @@ class Round:
     paths: list[list[int]]  # committed node ids from the root on; -1: not one of this drafter's; [] where none is
     next: list[int]  # the next root; in a prompt's chunk its next token, -1 where the prompt ended in an earlier one
     tokens: list[list[int]]  # the tokens this round added to the text, `next` included
+    unseen: Sequence[Collection[int]] = ()  # of each row, nodes of the tree that were not verified; (): none
 
 
 @dataclass(frozen=True)
@@ -227,6 +228,7 @@ class Drafter(Protocol):
     """Weights and configuration; immutable, shared by concurrent generations."""
 
     taps: tuple[int, ...] = ()  # the target's layers whose hidden states it reads
+    costly: bool = False  # is it a network without a scale, which a mix asks only where it pays?
     counts: bool = False  # are its confidences counts? Then their acceptance rates are learned (`Rates`)
     reads_tree: bool = True  # does `observe` look at a round's nodes, or at its tokens alone?
     scale: float | None = None  # s of its confidences softmax(r / s), where they can be scaled

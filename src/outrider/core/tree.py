@@ -112,14 +112,16 @@ def from_paths(
     return from_lists(rows, values=False), where
 
 
-def template(shape: Sequence[int]) -> list[int]:
-    """Parents of the static tree (N1, ..., Ng) in breadth-first order: (2, 1) -> [0, 0, 0, 1, 2]."""
+def template(shape: Sequence[int], most: int | None = None) -> list[int]:
+    """Parents of the static tree (N1, ..., Ng) in breadth-first order: (2, 1) -> [0, 0, 0, 1, 2]; of its first `most`
+    nodes."""
     parents, last = [0], [0]
     for width in shape:
         layer: list[int] = []
         for node in last:
-            layer += range(len(parents), len(parents) + width)
-            parents += [node] * width
+            count = width if most is None else min(width, most - len(parents))
+            layer += range(len(parents), len(parents) + count)
+            parents += [node] * count
         last = layer
     return parents
 

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import inspect
 import json
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qsl
 
 from .. import plugins, shipped
 from ..core.protocols import Drafter, Target
@@ -48,8 +48,12 @@ def load(
     from ._choice import ChoiceDrafter
     from ._mix import of
 
-    if "none" in specs and len(specs) > 1 and not choose:
-        raise InputError("none cannot be mixed with another drafter; leave it out")
+    if len(specs) > 1 and not choose:
+        methods = [_named(spec)[0] for spec in specs]
+        if "none" in methods:
+            raise InputError("none cannot be mixed with another drafter; leave it out")
+        if len(set(methods)) < len(methods):
+            raise InputError("two drafters of the same method cannot be mixed; choose one")
     loaded = [load_one(spec, target, tokenizer) for spec in specs]
     if len(specs) == 1:
         return alone(loaded[0])
@@ -65,22 +69,37 @@ def alone(drafter: Drafter) -> Drafter:
 
 def load_one(spec: str, target: Target | None = None, tokenizer: Any = None) -> Drafter:
     """The drafter of a single SPEC; see `load`."""
-    body, _, query = spec.partition("?")
-    name, _, path = body.partition(":")
-    if name not in names():
-        name, path = _method_of(body), body
+    name, path, query = _named(spec)
     try:
         return _loaded(spec, name, path, query, target, tokenizer)
     except ImportError as error:
         raise (InputError(sentence) if (sentence := missing(error, f"the drafter {name} here")) else error) from None
 
 
+def _named(spec: str) -> tuple[str, str, str]:
+    """The method, path and options of a SPEC. Raises InputError where a folder does not say its method."""
+    body, _, query = spec.partition("?")
+    name, _, path = body.partition(":")
+    return (name, path, query) if name in names() else (_method_of(body), body, query)
+
+
+def _pairs(spec: str, query: str) -> list[tuple[str, str]]:
+    """The options of a SPEC as they are written. Raises InputError for one that is given twice."""
+    pairs = [(name, text) for name, _, text in (part.partition("=") for part in query.split("&") if part)]
+    twice = [name for name, count in Counter(name for name, _ in pairs).items() if count > 1]
+    if twice:
+        raise InputError(f"{spec!r} gives {twice[0]} twice; leave one out")
+    return pairs
+
+
 def _loaded(spec: str, name: str, path: str, query: str, target: Target | None, tokenizer: Any) -> Drafter:
     module = plugins.module("drafters", name)
-    given = dict(parse_qsl(query)).get("scale", "auto")
-    auto = given == "auto" and "scale" in inspect.signature(module.load).parameters
+    given, known = dict(_pairs(spec, query)), inspect.signature(module.load).parameters
+    auto = given.get("scale", "auto") == "auto" and "scale" in known
     if auto:
         query = "&".join(part for part in query.split("&") if part != "scale=auto")
+    if "shape" in given and "tree" in known and "tree" not in given:
+        query += "&tree=static"  # of this shape
     loaded = module.load(target, tokenizer, path or None, **options_of(spec, query, module.load))
     return calibrated(loaded) if auto else loaded
 
@@ -117,7 +136,7 @@ def options_of(spec: str, query: str, function: Any) -> dict[str, Any]:
         if name not in ("target", "tokenizer", "path", "models") and parameter.kind is not parameter.VAR_KEYWORD
     }
     options: dict[str, Any] = {}
-    for name, text in parse_qsl(query, keep_blank_values=True):
+    for name, text in _pairs(spec, query):
         if name not in known:
             raise InputError(f"{spec!r} has no option {name!r}; it has {', '.join(known) or 'none'}")
         options[name] = value_of(spec, name, text, known[name])

@@ -96,10 +96,7 @@ class Growth:
             return ranked(self.ranks, nodes, depth)
         if self.tree == "static" and self.parents:
             return cut(self.parents, depth, nodes)
-        shape = (1,) * depth if self.tree == "chain" else self.shape[:depth]
-        while shape and len(template(shape)) > nodes:
-            shape = shape[:-1]
-        return tuple(template(shape))
+        return tuple(template((1,) * depth if self.tree == "chain" else self.shape[:depth], nodes))
 
     def compiled(self, rows: Rows, budget: Budget) -> tuple[Budget, Shape] | None:
         """The arguments of compiled growth, which makes EAGLE-2's trees and chains. None: this tree is another."""

@@ -175,7 +175,7 @@ def load(target: Target, tokenizer: Any, path: str, request: Request) -> MambaDr
         check_whole(net, folder)
         made: TextDrafter = across(request.vocab, folder, rows, target, tokenizer, build)
         return made
-    request.check_rows(path, rows, target, tokenizer)
+    request.check_rows(path, folder, rows, target, tokenizer)
     return build(same(net, path, target))
 
 

@@ -316,13 +316,13 @@ def translated(round: Round, tree: DraftTree, where: Places) -> Round:
     index = np.maximum(padded(where, tree.nodes, fill=-1), 0)
     rows, output = np.arange(len(where))[:, None], round.output
     features = {tap: states[rows, index] for tap, states in output.features.items()}
-    return replace(round, tree=tree, output=TargetOutput(output.logits[rows, index], features), paths=paths)
+    made = TargetOutput(output.logits[rows, index], features)
+    unseen = [{i for i, place in enumerate(places) if place < 0} for places in where]
+    return replace(round, tree=tree, output=made, paths=paths, unseen=unseen)
 
 
 def of(parts: Sequence[Drafter]) -> MixDrafter:
     """Mix drafters, in order of trust."""
-    if len({type(p.uncalibrated) for p in parts}) < len(parts):
-        raise InputError("two drafters of the same method cannot be mixed; choose one")
-    fitted = [isinstance(calibrated(p), Calibrated) for p in parts]
-    rates, alone = (tuple(None if f else Rates() for f in fitted) for _ in range(2))
+    networks = [p.costly or isinstance(calibrated(p), Calibrated) for p in parts]
+    rates, alone = (tuple(None if network else Rates() for network in networks) for _ in range(2))
     return MixDrafter(tuple(parts), rates, alone)

@@ -56,6 +56,7 @@ class TextDrafter(Drafter):
     here: Spelling
     there: Spelling
     vocab: int
+    costly: bool = field(default=True, init=False)
 
     def open(self, prompts: Sequence[Sequence[int]], capacity: int) -> TextDrafting:
         there = self.there
@@ -114,7 +115,7 @@ class Line:
 
 @dataclass
 class TextDrafting(Drafting):
-    """A drafting with words of another tokenizer: it translates what it is tree_of_words and what it proposes."""
+    """A drafting with words of another tokenizer: it translates what it is told and what it proposes."""
 
     drafter: TextDrafter
     inner: ContextDrafting

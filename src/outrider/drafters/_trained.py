@@ -101,7 +101,7 @@ def _folder(method: str, path: str) -> tuple[Mapping[str, Any], Mapping[str, Arr
         stored = open_safetensors(folder / "model.safetensors").tensors
         tensors = {name: one.array() for name, one in stored.items()}
         return config, int8.restored(tensors, path) if version == 2 else tensors, mark
-    except (OSError, ValueError, KeyError, AttributeError, InputError):
+    except (OSError, ValueError, KeyError, AttributeError, TypeError, InputError):
         return None
 
 

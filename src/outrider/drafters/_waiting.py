@@ -1,7 +1,7 @@
 """A drafter's queue: the features of committed tokens that it has not processed yet, each with its token.
 
 A text for which nothing is drafted is never processed: processing every token of a full batch would cost a twentieth of
-its time. The queue takes at most a tenth of the memory of the target's KV cache, and moves with its row.
+its time. The queue moves with its row.
 """
 
 from __future__ import annotations

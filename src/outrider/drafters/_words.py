@@ -232,7 +232,7 @@ def names_in(config: Mapping[str, Any]) -> Array | None:
         raise InputError(f"{DRAFT_VOCAB} in a draft model's config is a list of token ids, and this is none")
     if min(named) < 0 or max(named) >= int(config["vocab_size"]) or len(set(named)) < len(named):
         raise InputError(f"{DRAFT_VOCAB} in a draft model's config names tokens that it has not, or one twice")
-    return np.array(named)
+    return np.array(named, np.int64)
 
 
 def check_names(names: Array | None, where: str, vocab: int, same: bool) -> None:

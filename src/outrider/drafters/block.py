@@ -44,6 +44,8 @@ class Request:
     pairs: bool = True
 
     def __post_init__(self) -> None:
+        if self.tree == "static" and not self.shape:
+            raise InputError("tree=static of a block drafter needs a shape, as in shape=3,2,1; give one, or tree=chain")
         if self.causal not in ("", "true", "false"):
             raise InputError(f"causal must be true or false, not {self.causal!r}")
         _lattice.check(self.tree)
@@ -230,7 +232,7 @@ def compiled(config: BlockConfig, weights: Weights, target: Target, growth: Grow
     mask = weights["mask_embedding"] if config.mask_token < 0 else table.rows(np.array([config.mask_token]))[0]
     parts = BlockParts(
         weights, config.layer, config.layers, len(config.taps), config.block - config.drafts,
-        config.pair_head == "markov", head, table, mask, names,
+        config.pair_head == "markov", head, table, mask, names, target.logit_cap if names is None else 0.0,
     )  # fmt: skip
     made = block(code, parts)
     return None if made is None else CompiledBlock(made, config, growth, target.vocab, pairs, places, config.taps)

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any
 
 from ..core import sampling
@@ -150,7 +151,9 @@ class LookaheadDrafting(Drafting):
         if self.last is None:
             return [[] for _ in self.rows]
         rows, drawn = round.rows, []
-        for r, (nodes, settings) in enumerate(zip(self.last, rows.sampling, strict=True)):
+        for r, (columns, settings) in enumerate(zip(self.last, rows.sampling, strict=True)):
+            unseen = round.unseen[r] if round.unseen else ()
+            nodes = list(takewhile(lambda node, unseen=unseen: node not in unseen, columns))  # type: ignore[misc]
             # Without top-k and its kin: they would cost a sort per column and change few tokens.
             plain, hot = Sampling(settings.temperature), settings.temperature > 0
             depths = [rows.start[r] + j + self.drafter.ngram - 1 for j in range(len(nodes))]

@@ -69,9 +69,8 @@ class Request:
             raise InputError(f"there is no precision {self.dtype!r}; choose {', '.join(PRECISIONS)}")
         check_way(self.vocab)
 
-    def check_rows(self, path: str, rows: int, target: Target, tokenizer: Any) -> None:
-        """Refuse a drafter of so many tokens whose tokenizer is not the target's."""
-        folder = str(folder_of(path))
+    def check_rows(self, path: str, folder: str, rows: int, target: Target, tokenizer: Any) -> None:
+        """Refuse a drafter of so many tokens whose tokenizer, in this folder, is not the target's."""
         if tokenizer is not None and any(Path(folder).glob("tokenizer*")):  # the layout of mamba_ssm has none
             check_tokenizer(path, tokenizer, tokenizer_of(folder))
         elif abs(rows - target.vocab) > max(PADDING, target.vocab // 100):
@@ -322,7 +321,7 @@ def _opened(target: Target, tokenizer: Any, path: str, request: Request) -> Draf
             return compiled(sizes, weights, code, words, request)
 
         return across("text", str(folder), rows, target, tokenizer, built)
-    request.check_rows(path, rows, target, tokenizer)
+    request.check_rows(path, str(folder), rows, target, tokenizer)
     return compiled(sizes, weights, code, Same(rows, target.vocab, names), request)
 
 

@@ -196,7 +196,8 @@ def compiled(config: MedusaConfig, weights: Weights, target: Target, options: Me
     own = None if config.share_head or not config.bias else np.stack(each("lm_head.bias"))
     heads = each("lm_head.weight") if shared is None else [shared]
     blocks, bias = (np.stack(each(f"blocks.0.linear.{name}")) for name in ("weight", "bias"))
-    made = medusa(code, MedusaParts(blocks, bias, heads, own, names))
+    cap = 0.0 if shared is None else target.logit_cap
+    made = medusa(code, MedusaParts(blocks, bias, heads, own, names, cap))
     return None if made is None else CompiledMedusa(made, config, options)
 
 

@@ -14,8 +14,10 @@ from dataclasses import dataclass, field
 from threading import RLock
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
+from transformers.generation.logits_process import TemperatureLogitsWarper
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from transformers.integrations.fsdp import is_fsdp_managed_module
@@ -133,7 +135,7 @@ def custom_generate(
         fresh = [0] * (len(input_ids) // copies)
         if seed is None and sampled:
             fresh = torch.randint(2**62, (len(fresh),)).tolist()
-        sampling_ = Sampling(temperature=1.0 if generation_config.do_sample else 0.0)
+        temperature = _temperature(logits_processor) if generation_config.do_sample else 0.0
         limit, longest = generation_config.max_length - input_ids.shape[1], int(mask.sum(1).max())
         if longest + limit > engine.target.context:
             logger.warning(
@@ -147,9 +149,9 @@ def custom_generate(
                 prompt=ids[m.bool()].tolist(),
                 seed=(fresh[i // copies] if seed is None else seed) + i % copies,
                 max_new_tokens=limit,
-                sampling=sampling_,
+                sampling=Sampling(temperature=temperature),
                 cut=_cut(ids, stopping_criteria),
-                process=_process(ids, _of_row(logits_processor, i)) if len(logits_processor) else None,
+                process=_process(ids, _of_row(logits_processor, i), temperature) if len(logits_processor) else None,
             )
             for i, (ids, m) in enumerate(zip(input_ids, mask, strict=True))
         ]
@@ -320,12 +322,20 @@ def _of_row(processors: Any, row: int) -> Any:
     return kept
 
 
-def _process(prompt: Tensor, processors: Any) -> Process:
-    """The processors as a function of one row's output so far; `prompt` is the row with its padding."""
+def _temperature(processors: Any) -> float:
+    """By what the processors divide logits; 1.0 where it is out of all bounds, which nobody would draft well under."""
+    given = next((float(p.temperature) for p in processors if isinstance(p, TemperatureLogitsWarper)), 1.0)
+    return given if 1e-6 <= given <= 1e6 else 1.0
+
+
+def _process(prompt: Tensor, processors: Any, temperature: float) -> Process:
+    """The processors as a function of one row's output so far, without their temperature, which drafters must know:
+    the row's sampling has it. `prompt` is the row with its padding."""
+    scale = np.float32(temperature or 1.0)
 
     def process(output: list[int], logits: Array) -> Array:
         ids = torch.cat([prompt, prompt.new_tensor(output)])[None]
-        return array(processors(ids, torch.from_numpy(logits).to(prompt.device)[None])[0])
+        return array(processors(ids, torch.from_numpy(logits).to(prompt.device)[None])[0]) * scale
 
     return process
 

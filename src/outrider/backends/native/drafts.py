@@ -21,6 +21,7 @@ from ...core.sampling import POOL, POOLED
 from ...core.types import Array, Budget, DraftTree, Rows
 from .abi import INTEGER, NULL, PLAIN, Library, Pointer, Struct, address, struct
 from .arrays import doubles, floats, integers, seeds
+from .kv_cache import FIRST
 from .pages import aligned, fresh
 from .weights import Q8_0, Matrix, widened
 from .workspace import Workspace
@@ -98,7 +99,8 @@ class SlotCache:
 
     def __init__(self, rows: int, capacity: int, heads: int, head_dim: int, dtype: Any):
         self.host = [0] * rows
-        self.keys, self.values = (_zeros((rows, max(1, capacity), heads, head_dim), dtype) for _ in range(2))
+        shape = rows, max(1, min(capacity, FIRST)), heads, head_dim
+        self.keys, self.values = (_zeros(shape, dtype) for _ in range(2))
 
     @property
     def longest(self) -> int:
@@ -117,31 +119,34 @@ class SlotCache:
 
     def select(self, index: Sequence[int]) -> None:
         """Row i := old row index[i]; repeats fork."""
-        self.keys, self.values = self.keys[list(index)], self.values[list(index)]
+        old, used = (self.keys, self.values), self.longest
+        shape = len(index), *self.keys.shape[1:]
+        self.keys, self.values = (_zeros(shape, part.dtype, used) for part in old)
+        for made, part in zip((self.keys, self.values), old, strict=True):
+            made[:, :used] = part[list(index), :used]
         self.host = [self.host[i] for i in index]
 
     def join(self, other: SlotCache) -> None:
         """Append another's rows."""
-        capacity = max(self.keys.shape[1], other.keys.shape[1])
-        for cache in (self, other):
-            if cache.keys.shape[1] < capacity:
-                cache._resize(capacity)
-        self.keys, self.values = (
-            np.concatenate(pair) for pair in ((self.keys, other.keys), (self.values, other.values))
-        )
+        rows, used = len(self.host), (self.longest, other.longest)
+        old, more = (self.keys, self.values), (other.keys, other.values)
+        shape = rows + len(other.host), max(old[0].shape[1], more[0].shape[1]), *old[0].shape[2:]
+        self.keys, self.values = (_zeros(shape, part.dtype, min(used)) for part in old)
+        for made, mine, theirs in zip((self.keys, self.values), old, more, strict=True):
+            made[:rows, : used[0]], made[rows:, : used[1]] = mine[:, : used[0]], theirs[:, : used[1]]
         self.host = self.host + other.host
 
     def _resize(self, capacity: int) -> None:
-        used = self.keys.shape[1]
-        old = self.keys, self.values
+        old, used = (self.keys, self.values), self.longest
         shape = len(self.host), capacity, *self.keys.shape[2:]
-        self.keys, self.values = (_zeros(shape, part.dtype) for part in old)
-        self.keys[:, :used], self.values[:, :used] = old
+        self.keys, self.values = (_zeros(shape, part.dtype, used) for part in old)
+        for made, part in zip((self.keys, self.values), old, strict=True):
+            made[:, :used] = part[:, :used]
 
 
-def _zeros(shape: Sequence[int], dtype: Any) -> Array:
+def _zeros(shape: Sequence[int], dtype: Any, since: int = 0) -> Array:
     made = fresh(shape, dtype)
-    made[...] = 0  # slots beyond the text must be finite: masks multiply them by zero
+    made[:, since:] = 0  # slots beyond the text must be finite: masks multiply them by zero
     return made
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -121,9 +122,10 @@ class Blocks(Tensor):
         """See `Tensor.forget`."""
         forget(self.quants)
         forget(self.exponents)
+        _as_in_gguf.cache_clear()
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=8)  # asked for again at once
 def _as_in_gguf(one: Blocks) -> np.ndarray:
     quants, exponents = one.quants[one.own], one.exponents[one.own]
     made = np.empty((*exponents.shape, 17), np.uint8)
@@ -156,7 +158,7 @@ class Stack:
             yield self.names[0], places
             return
         parts, outputs = len(self.names) // self.shape[0], self.shape[-1] if self.in_turn else self.shape[1]
-        rows, width = outputs // parts, int(np.prod(self.shape)) // (self.shape[0] * outputs)
+        rows, width = outputs // parts, math.prod(self.shape) // (self.shape[0] * outputs)
         for place in places:
             expert, rest = divmod(int(place), outputs * width)
             column, row = divmod(rest, outputs) if self.in_turn else divmod(rest, width)[::-1]

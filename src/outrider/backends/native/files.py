@@ -13,9 +13,9 @@ import mmap
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -84,6 +84,11 @@ class Tensor:
             forget(self.data)
 
     @property
+    def origin(self) -> np.ndarray:
+        """The bytes that it is made of."""
+        return self.data
+
+    @property
     def rows(self) -> np.ndarray:
         """The same bytes, one row of the last dimension each: uint8 [rows, bytes of a row]."""
         return self.data.reshape(math.prod(self.shape[:-1]), -1)
@@ -122,11 +127,19 @@ def open_gguf(path: str | Path) -> ModelFile:
         about = path.stat()
     except OSError as error:
         raise InputError(f"{path} cannot be read: {(error.strerror or str(error)).lower()}") from None
-    return _gguf(path, about.st_size, about.st_mtime_ns)
+    key = path.resolve(), about.st_size, about.st_mtime_ns
+    if (file := _open.get(key)) is None:
+        file = _open[key] = _gguf(path)
+    _last[:] = [file]
+    return file
 
 
-@lru_cache(maxsize=4)
-def _gguf(path: Path, size: int, mtime_ns: int) -> ModelFile:
+# Files that somebody reads, and the one that was asked for last, which will be read soon.
+_open: WeakValueDictionary[tuple[Path, int, int], ModelFile] = WeakValueDictionary()
+_last: list[ModelFile] = []
+
+
+def _gguf(path: Path) -> ModelFile:
     data = _mapped(path)
     if data[: len(MAGIC)] != MAGIC:
         raise InputError(f"{path} is not a GGUF file: it does not begin with the letters GGUF")

@@ -197,7 +197,7 @@ class Eagle(Caller):
         b, m, _ = inputs.shape
         workspace, states = self.steps, np.array(inputs, np.float32, order="C")
         vectors, logits = np.empty((b, m, model.hidden), np.float32), np.empty((b, m, self.vocab), np.float32)
-        nodes, tap = np.arange(m), np.ones(1, np.int64)  # behind the one layer
+        nodes, tap = np.arange(m, dtype=np.int64), np.ones(1, np.int64)  # behind the one layer
         hidden = workspace.of("states", b * m * model.hidden) if model.layers else states
         pass_ = struct(
             "Pass", rows=b, nodes=m, taps=model.layers, tap_layers=address(tap), tapped=address(vectors),

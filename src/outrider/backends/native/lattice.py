@@ -66,6 +66,7 @@ class BlockParts:
         embeddings: of the target, [tokens, hidden].
         mask: [hidden], what stands in the slots behind the anchor.
         names: int64 [vocab], token ids of the head's rows; None: 0 .. vocab - 1.
+        logit_cap: a soft cap of the head's logits; 0: none.
     """
 
     weights: Weights
@@ -78,6 +79,7 @@ class BlockParts:
     embeddings: Table
     mask: Array
     names: Array | None
+    logit_cap: float = 0.0
 
 
 class Block(LatticeCaller):
@@ -95,7 +97,7 @@ class Block(LatticeCaller):
         model = struct(
             "Model", **sizes_of(shape), layers=parts.layers, vocab=len(parts.head),
             attention_scale=shape.head_dim**-0.5, layer=layers, norm={"weight": hold.vector("norm.weight")},
-            head=hold.matrix(parts.head), input_dim=max(2, parts.taps) * shape.hidden,
+            head=hold.matrix(parts.head), input_dim=max(2, parts.taps) * shape.hidden, logit_cap=parts.logit_cap,
         )  # fmt: skip
         self.lattice = struct(
             "Lattice", feature_proj=hold.matrix("fc.weight"), norm=hold.vector("hidden_norm.weight"),
@@ -222,6 +224,7 @@ class MedusaParts:
         lm_heads: each [vocab, hidden]: one that all heads share, or one for each.
         head_bias: [heads, vocab], of LM heads of their own; None: they have none.
         names: int64 [vocab], token ids of the rows of an LM head; None: 0 .. vocab - 1.
+        logit_cap: a soft cap of the logits of a shared LM head; 0: none.
     """
 
     blocks: Array
@@ -229,6 +232,7 @@ class MedusaParts:
     lm_heads: Sequence[Array]
     head_bias: Array | None
     names: Array | None
+    logit_cap: float = 0.0
 
 
 class Medusa(LatticeCaller):
@@ -240,8 +244,8 @@ class Medusa(LatticeCaller):
         self.heads = struct(
             "MedusaHeads", blocks=hold.matrix(parts.blocks.reshape(-1, hidden)), bias=hold.vector(parts.bias.ravel())
         )
-        model = struct("Model", hidden=hidden, vocab=vocab)
-        if len(parts.lm_heads) == 1:
+        model = struct("Model", hidden=hidden, vocab=vocab, logit_cap=parts.logit_cap)
+        if len(parts.lm_heads) == 1 and parts.head_bias is None:
             model.head = hold.matrix(parts.lm_heads[0])
         else:
             self.lm_heads = ffi.new("Matrix[]", [hold.matrix(one) for one in parts.lm_heads])

@@ -6,6 +6,8 @@ of them (fingerprints, drafters' marks) is the same for every form of a model.
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -151,10 +153,14 @@ def config_of(file: ModelFile) -> dict[str, Any]:
 
 
 def kept_in(file: ModelFile) -> str:
-    """In what most matrices are kept: float32, float16, or bfloat16 for all that is quantised."""
-    kinds = [tensor.kind.name for tensor in file.tensors.values() if len(tensor.shape) > 1]
-    most = max(set(kinds), key=kinds.count, default="")
-    return {"F32": "float32", "F16": "float16"}.get(most, "bfloat16")
+    """In what most numbers of matrices are kept: float32, float16, or bfloat16 for all that is quantised, and where
+    neither of these two has more than half."""
+    sizes: Counter[str] = Counter()
+    for tensor in file.tensors.values():
+        if len(tensor.shape) > 1:
+            sizes[tensor.kind.name] += math.prod(tensor.shape)
+    plain = {"float32": sizes["F32"], "float16": sizes["F16"]}
+    return next((name for name, size in plain.items() if 2 * size > sizes.total()), "bfloat16")
 
 
 def parameters(file: ModelFile) -> Iterator[Parameter]:
@@ -265,7 +271,9 @@ def _rope(known: _Values, file: ModelFile) -> dict[str, Any]:
     )
     if (rotated := known.count("rope.dimension_count", head_dim)) != head_dim:
         rope["partial_rotary_factor"] = rotated / head_dim
-    kind = known.get("rope.scaling.type", "none")
+    factor = known.get("rope.scaling.factor", known.get("rope.scale_linear"))  # older files have the second
+    scaled = factor not in (None, 0, 1)
+    kind = known.get("rope.scaling.type", "linear" if scaled else "none")
     if SHORT in file.tensors and LONG in file.tensors:
         original = known.count("rope.scaling.original_context_length")
         rope |= {"rope_type": "longrope", "original_max_position_embeddings": original}
@@ -273,11 +281,16 @@ def _rope(known: _Values, file: ModelFile) -> dict[str, Any]:
         read = {key: _floats(file.tensors[name]).tolist() for key, name in factors.items()}
         return rope | read
     if kind == "linear":
-        return rope | {"rope_type": kind, "factor": known.number("rope.scaling.factor")}
+        name = "rope.scaling.factor" if known.get("rope.scaling.factor") is not None else "rope.scale_linear"
+        return rope | {"rope_type": kind, "factor": known.number(name)}
     if kind == "yarn":
         original = known.count("rope.scaling.original_context_length")
-        factor = known.number("rope.scaling.factor")
-        return rope | {"rope_type": kind, "factor": factor, "original_max_position_embeddings": original}
+        times = known.number("rope.scaling.factor")
+        rope |= {"rope_type": kind, "factor": times, "original_max_position_embeddings": original}
+        if (own := known.number("rope.scaling.attn_factor", 1.0)) != 1:  # beside the usual one
+            rope["attention_factor"] = own * (0.1 * math.log(max(times, 1.0)) + 1)
+        betas = {name: f"rope.scaling.yarn_{name}" for name in ("beta_fast", "beta_slow")}
+        return rope | {name: known.number(key) for name, key in betas.items() if known.get(key) is not None}
     if kind != "none":
         raise InputError(f"rotary embeddings that are scaled like {kind!r} are not supported in a .gguf file")
     return rope

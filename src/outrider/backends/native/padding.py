@@ -58,6 +58,11 @@ class Padded(Tensor):
         """uint8 [bytes]: a new copy."""
         return self.make()
 
+    @property
+    def origin(self) -> Array:
+        """See `Tensor.origin`."""
+        return self.source.data
+
     def forget(self) -> None:
         """See `Tensor.forget`."""
         self.source.forget()

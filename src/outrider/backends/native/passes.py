@@ -49,7 +49,7 @@ class Nodes:
         cls, tree: DraftTree, lengths: Array, since: int = 0, embeds: Any = None, logit_nodes: Array | None = None
     ) -> Nodes:
         """The nodes of a tree behind texts of these lengths; `logit_nodes`: None means all."""
-        wanted = np.arange(tree.nodes - since) if logit_nodes is None else logit_nodes
+        wanted = np.arange(tree.nodes - since, dtype=np.int64) if logit_nodes is None else logit_nodes
         depths = tree.depths if tree.ancestors is not None else np.arange(tree.nodes)
         bound = int(lengths.max()) + (tree.deepest if tree.ancestors is not None else tree.nodes - 1)
         positions = np.ascontiguousarray(lengths[:, None] + depths)
@@ -110,7 +110,7 @@ class Forward:
     def head(self, states: Array) -> Array:
         """Logits [n, v] of hidden states float32 [n, h] after the final norm."""
         count = len(states)
-        logits, nodes = aligned((count, self.weights.model.vocab)), np.arange(count)
+        logits, nodes = aligned((count, self.weights.model.vocab)), np.arange(count, dtype=np.int64)
         with self.lock:
             states_buffer = self.workspace.of("states", states.size)[: states.size]
             states_buffer[:] = states.reshape(-1)

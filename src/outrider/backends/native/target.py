@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -74,7 +75,7 @@ class NativeTarget(Target):
         digits, made of the names of all parameters and of 64 numbers of each, rounded to bfloat16."""
         digest = hashlib.sha256()
         for one in experts.stacks(self.checkpoint.description):
-            size = int(np.prod(one.shape))
+            size = math.prod(one.shape)
             places, values = np.arange(0, size, max(1, size // MARKED))[:MARKED], list[Array]()
             for name, own in one.locate(places):
                 parameter = self.checkpoint.parameters[name]

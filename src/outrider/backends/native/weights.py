@@ -65,7 +65,8 @@ class Weights:
     copies: list[Callable[[], Any]] = field(default_factory=list)  # what copies a loaded module's numbers again
 
     def refresh(self) -> None:
-        """Copy what is not read where it lies in a loaded module: vectors, and matrices whose rows are sorted."""
+        """Copy what is not read where it lies in a loaded module: vectors, and changed matrices that are transposed,
+        padded, or sorted by rows."""
         for copy in self.copies:
             copy()
 
@@ -128,15 +129,34 @@ class Table:
         return made * np.float32(self.scale) if self.scale else made
 
 
+def where_changed(source: Array, copy: Callable[[], Any]) -> Callable[[], None]:
+    """Copies again where the bytes of the source, uint8, are not those of the call before, by sums of its parts."""
+    words = next(source.view(kind) for kind in (np.uint64, np.uint32, np.uint16) if source.nbytes % kind().nbytes == 0)
+    parts = np.array_split(words, max(1, min(64, len(words) >> 12)))
+    before = [int(part.sum(dtype=np.uint64)) for part in parts]
+
+    def again() -> None:
+        now = [int(part.sum(dtype=np.uint64)) for part in parts]
+        if now != before:
+            copy()
+            before[:] = now
+
+    return again
+
+
 def widened(values: Array) -> Array:
     """The float32 of bfloat16 numbers, as the uint16 of their bits."""
     return (values.astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
 def rounded(values: Array) -> Array:
-    """float32 numbers rounded to bfloat16, to nearest even, as the uint16 of their bits."""
-    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
-    return ((bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)).astype(np.uint16)
+    """float32 numbers rounded to bfloat16, to nearest even, as the uint16 of their bits. NaN stays NaN."""
+    own = np.ascontiguousarray(values, np.float32)
+    bits = own.view(np.uint32)
+    made = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
+    if (odd := np.isnan(own)).any():  # the sum may have been carried into the sign
+        made[odd] = bits[odd] >> np.uint32(16) | np.uint32(0x40)
+    return made.astype(np.uint16)
 
 
 def numbers(
@@ -422,7 +442,7 @@ class _Loader:
             return Matrix(PLAIN, one.tensor.data)
         if not one.tensor.mapped:
             copy = partial(numbers, self.code, one, self.halves, to=buffer)
-            self.copies.append(copy)
+            self.copies.append(where_changed(one.tensor.origin, copy))
             copy()
             return Matrix(PLAIN, buffer)
         made = self.integers(one, buffer) if self.int8_size(one) else self.full(one, buffer)

@@ -52,6 +52,18 @@ static int64_t list_logit_nodes(const Pass *pass) {
     return count;
 }
 
+/* Scale and cap logits [count, vocab], at `to` (NULL: one behind the other): the columns that this thread computed. */
+static void cap_logits(
+    const Model *model, float *logits, const int64_t *to, int64_t count, const Thread *thread
+) {
+    int64_t first, last;
+    column_share(model->vocab, thread, &first, &last);
+    for (int64_t i = 0; i < count; i++)
+        scale_and_cap(
+            logits + (to ? to[i] : i) * model->vocab + first, last - first, model->logit_scale, model->logit_cap
+        );
+}
+
 /* The logits of these `count` nodes. */
 static void compute_logits(const Model *model, const Pass *pass, int64_t count, const Thread *thread) {
     const int64_t width = model->hidden;
@@ -65,15 +77,7 @@ static void compute_logits(const Model *model, const Pass *pass, int64_t count, 
         pass->normed, count, width, model->head, model->head_bias, model->vocab, pass->logits, pass->logit_to,
         model->vocab, 0, thread
     );
-    if (model->logit_scale || model->logit_cap) {
-        int64_t first, last;
-        column_share(model->vocab, thread, &first, &last); /* those that this thread has computed */
-        for (int64_t i = 0; i < count; i++)
-            scale_and_cap(
-                pass->logits + pass->logit_to[i] * model->vocab + first, last - first, model->logit_scale,
-                model->logit_cap
-            );
-    }
+    if (model->logit_scale || model->logit_cap) cap_logits(model, pass->logits, pass->logit_to, count, thread);
 }
 
 /* The embedding of a token, and of its position. Scaled embeddings are rounded as keys and values are. */

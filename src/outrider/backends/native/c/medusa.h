@@ -36,9 +36,10 @@ static void medusa_logits(const Thread *thread, const void *call) {
         to_acts(row, hidden, pass->normed + place * hidden);
     }
     barrier(thread);
-    if (!heads->lm_heads)
+    if (!heads->lm_heads) {
         matmul(pass->normed, rows * depth, hidden, model->head, NULL, vocab, pass->logits, NULL, vocab, 0, thread);
-    else
+        if (model->logit_cap) cap_logits(model, pass->logits, NULL, rows * depth, thread);
+    } else
         for (int64_t k = 0; k < depth; k++) {
             const float *bias = heads->lm_head_bias ? heads->lm_head_bias + k * vocab : NULL;
             const act_t *inputs = pass->normed + k * rows * hidden;

@@ -47,10 +47,11 @@ typedef float act_t;
 
 #include "abi.h"
 
-/* float32 to bfloat16, to nearest even. */
+/* float32 to bfloat16, to nearest even; NaN stays NaN. */
 INLINE uint16_t to_bf16(float x) {
     uint32_t bits;
     memcpy(&bits, &x, 4);
+    if (x != x) return (uint16_t)(bits >> 16 | 0x40); /* the addition below could carry into the sign */
     return (uint16_t)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
 

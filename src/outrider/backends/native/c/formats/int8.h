@@ -152,7 +152,7 @@ static void round_to_q8_0(const float *from, int64_t width, uint8_t *to) {
         float most = 0;
         for (int i = 0; i < BLOCK_WEIGHTS; i++) {
             const float size = from[k + i] < 0 ? -from[k + i] : from[k + i];
-            if (!(size <= most)) most = size; /* NaN stays */
+            if (size > most || size != size) most = size; /* NaN stays: nothing is larger */
         }
         const uint16_t half = to_half(most / 127 < 1e-7f ? 1e-7f : most / 127);
         const float d = from_half(half);

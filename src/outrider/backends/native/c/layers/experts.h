@@ -36,7 +36,7 @@ static void route(const Model *model, const Experts *own, const ExpertWork *work
         else
             for (int64_t e = 0; e < count; e++) total += exp_of(logits[e] - logits[chosen[0]]);
         for (int64_t r = 0; r < top_k; r++) weight[r] /= total;
-        if (model->shared_intermediate) weight[top_k] = 1.0f / (1.0f + exp_of(-logits[count]));
+        if (model->shared_intermediate) weight[top_k] = 1.0f / (1.0f + exp_of(logits[count] > -87 ? -logits[count] : 87));
     }
 }
 
