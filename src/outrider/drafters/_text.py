@@ -115,7 +115,7 @@ class Line:
 
 @dataclass
 class TextDrafting(Drafting):
-    """A drafting with words of another tokenizer: it translates what it is told and what it proposes."""
+    """A drafting with words of another tokenizer: it translates what it reads and what it proposes."""
 
     drafter: TextDrafter
     inner: ContextDrafting

@@ -323,7 +323,7 @@ def _of_row(processors: Any, row: int) -> Any:
 
 
 def _temperature(processors: Any) -> float:
-    """By what the processors divide logits; 1.0 where it is out of all bounds, which nobody would draft well under."""
+    """By what the processors divide logits; 1.0 where it is out of all bounds."""
     given = next((float(p.temperature) for p in processors if isinstance(p, TemperatureLogitsWarper)), 1.0)
     return given if 1e-6 <= given <= 1e6 else 1.0
 

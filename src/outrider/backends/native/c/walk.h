@@ -2,8 +2,8 @@
    child that carries it, or stop and emit it. A draw is argmax(logits + T * G), G being the noise of core/noise.py;
    logits + T * G is a token's key.
 
-   Where a filter applies (top-k, top-p, min-p), the draw is the largest key that it keeps (the reference in
-   tensors: backends/torch/nucleus.py). So the largest key of all is tested: are fewer than k logits larger, and are these tokens
+   Where a filter applies (top-k, top-p, min-p), the draw is the largest key that it keeps (the reference in tensors:
+   backends/torch/nucleus.py). So the largest key of all is tested: are fewer than k logits larger, and are these tokens
    together less likely than p? If the filter drops it, it drops all tokens with smaller logits, and the largest key
    among the others is tested next. Where rounding could decide, nothing is drawn here.
 
