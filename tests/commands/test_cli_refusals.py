@@ -19,6 +19,7 @@ REFUSED = {
         "data generate --target x": "outrider data generate MODEL",
         "data generate demo --data none.jsonl --out x": "there is no file none.jsonl",
         "data generate demo --data x --out x --max-new-tokens 0": "must be at least 1",
+        "data generate demo --data x --out x --limit 0": "must be at least 1",
         "validate empty": "config.json",
     },
     "generate": {

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from outrider.engine.request import PADDING, Request, Row, alike
+import pytest
+from play import Table
+
+from outrider.engine.request import PADDING, Request, Row, alike, check_prompt
+from outrider.params import InputError
 
 
 def rows(*sizes: int) -> list[Row]:
@@ -22,3 +26,17 @@ def test_prompts_that_are_alike_are_read_together() -> None:
         filling = max(sizes) * len(sizes) - sum(sizes)
         assert filling <= max(PADDING[0], PADDING[1] * sum(sizes))
     assert len(results) < 12
+
+
+def test_two_prompts_with_one_seed_share_no_draws_under_rejection() -> None:
+    one, other = (Row(Request(prompt, 7, 9), 0) for prompt in ([1, 2], [2, 1]))
+    assert one.key("coupled") == other.key("coupled") == 7
+    assert len({one.key("rejection"), other.key("rejection"), 7}) == 3
+    assert one.key("rejection") == Row(Request([1, 2], 7, 5), 3).key("rejection")
+
+
+def test_a_prompt_that_fills_the_context_is_refused() -> None:
+    target = Table(context=8)
+    check_prompt(Request([1] * 7, 0, 1), target)
+    with pytest.raises(InputError, match="the prompt has 8 tokens and the model's context is 8"):
+        check_prompt(Request([1] * 8, 0, 1), target)

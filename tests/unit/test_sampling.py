@@ -136,6 +136,11 @@ def test_logit_bias_is_that_of_transformers_and_comes_first() -> None:
     np.testing.assert_allclose(got, want[0].numpy(), rtol=1e-6)
 
 
+def test_top_p_drops_what_reaches_the_rest_exactly() -> None:
+    """As transformers does: of four equals and top_p = 0.5 two stay."""
+    assert np.isfinite(sampling.narrow(np.zeros(4, np.float32), Sampling(temperature=1.0, top_p=0.5))).sum() == 2
+
+
 def test_the_largest_biases_leave_the_distribution_among_their_tokens() -> None:
     """In float32 a logit plus 1e9 would lose all its digits."""
     x, s = np.array([0.5, 3.0, 1.0, 2.0], np.float32), Sampling(temperature=1.0, logit_bias={0: 1e9, 2: 1e9})
