@@ -48,7 +48,7 @@ def test_info_shows_where_a_model_lies(run: Run, tmp_path: Path) -> None:
     assert (shown.code, shown.out) == (2, "")
     assert "there is no folder" in shown.err
     (tmp_path / "notes.txt").write_text("no model")
-    wrong = {str(tmp_path): "no config.json", str(tmp_path / "notes.txt"): "is not a model", "": "no config.json"}
+    wrong = {str(tmp_path): "no config.json", str(tmp_path / "notes.txt"): "is not a model", "": "a model is demo"}
     for name, why in wrong.items():
         shown = run("info", name)
         assert (shown.code, why in shown.err) == (2, True), shown.err

@@ -327,7 +327,7 @@ def test_unread_output_is_bounded(llm: LLM, loaded: Any, start: Serve, monkeypat
     """Rows that cannot pause, as those of an encoder-decoder, end where too much of them lies in the server; what is
     there can still be read."""
     monkeypatch.setattr(call, "MOST", 1000)
-    monkeypatch.setattr(llm.target, "separate", True)
+    monkeypatch.setattr(llm.target, "opening", (0,))
     served = start(service_of(llm, loaded, "demo", limits=Limits(send=600.0)), buffer=4096)
     reader = Reader(served.port, PATH, {**LONG, "logprobs": 20})
     assert served.idle()
