@@ -21,7 +21,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
 from typing import Any
 
 from ..core import sampling
@@ -153,7 +152,7 @@ class LookaheadDrafting(Drafting):
         rows, drawn = round.rows, []
         for r, (columns, settings) in enumerate(zip(self.last, rows.sampling, strict=True)):
             unseen = round.unseen[r] if round.unseen else ()
-            nodes = list(takewhile(lambda node, unseen=unseen: node not in unseen, columns))  # type: ignore[misc]
+            nodes = columns[: next((i for i, node in enumerate(columns) if node in unseen), len(columns))]
             # Without top-k and its kin: they would cost a sort per column and change few tokens.
             plain, hot = Sampling(settings.temperature), settings.temperature > 0
             depths = [rows.start[r] + j + self.drafter.ngram - 1 for j in range(len(nodes))]
