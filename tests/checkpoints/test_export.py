@@ -308,6 +308,13 @@ def fields(folder: Path, **changed: Any) -> None:
     (folder / "config.json").write_text(json.dumps({k: v for k, v in config.items() if v is not None}))
 
 
+def verifier(folder: Path) -> None:
+    """Another architecture's."""
+    given = config_of(folder)["speculators_config"]
+    given["verifier"]["architectures"] = ["OtherForCausalLM"]
+    fields(folder, speculators_config=given)
+
+
 NAN = torch.full((H, 2 * H), float("nan"), dtype=torch.float64)
 FAULTS: list[tuple[Callable[[], Checkpoint], str, Callable[[Path], None], str]] = [
     (eagle, "vllm", lambda f: tensors(f, fc__weight=None), "fc.weight is missing"),
@@ -337,6 +344,7 @@ FAULTS: list[tuple[Callable[[], Checkpoint], str, Callable[[Path], None], str]] 
     (eagle3, "speculators", lambda f: tensors(f, embed_tokens__weight=None), "embed_tokens.weight is missing"),
     (eagle3, "speculators", lambda f: fields(f, norm_before_residual=None), "norm_before_residual is missing"),
     (eagle3, "speculators", lambda f: fields(f, speculators_config={}), "names no verifier"),
+    (eagle3, "speculators", verifier, "the verifier is ['OtherForCausalLM']"),
     (medusa, "vllm", lambda f: tensors(f, lm_heads__1__weight=None), "lm_heads.1.weight is missing"),
     (medusa, "vllm", lambda f: fields(f, num_heads=4), "blocks.3.layers.0.weight is missing"),
     (medusa, "vllm", lambda f: fields(f, medusa_fc_bias=False), "bias is none of this layout's"),

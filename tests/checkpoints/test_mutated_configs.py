@@ -63,17 +63,22 @@ def linked(folder: Path, to: Path) -> Path:
 
 def check(folder: Path, config: dict[str, Any], run: Callable[[dict[str, Any]], object]) -> None:
     """Every mutant of the folder's config runs, or is refused in one sentence."""
-    wrong, before = [], resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    run(config)
+    wrong, refused, count, before = [], 0, 0, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for mutant, made in mutants(config):
         (folder / "config.json").write_text(json.dumps(made), encoding="utf-8")
+        count += 1
         try:
             run(made)
         except InputError as error:
+            refused += 1
             if not str(error).strip() or "\n" in str(error) or len(str(error)) > 500:
                 wrong.append(f"{mutant}: {str(error)!r} is no sentence")
         except Exception as error:
             wrong.append(f"{mutant}: {type(error).__name__}: {error}")
     assert not wrong, "\n".join(wrong)
+    assert 0 < refused < count
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < MUCH
 
 

@@ -22,6 +22,7 @@ from cli_world import PROMPT, Run, refused
 from outrider import cli
 from outrider.budgets.bandit import BanditBudget
 from outrider.budgets.budgeter import Report
+from outrider.commands import compare
 from outrider.commands.generate import unescape
 from outrider.core.types import Budget, Rows
 from outrider.names import is_model
@@ -303,6 +304,30 @@ def test_validate_exits_1_where_a_tree_is_not_exact(run: Run, folder: str, monke
     monkeypatch.setattr(validate, "validate", fail)
     code, out, err = run("validate", folder)
     assert (code, out) == (1, "it is not exact\n"), err
+
+
+def test_audit_exits_1_under_a_lossy_rule(run: Run, folder: str) -> None:
+    shown = run(
+        "audit", folder, "--drafter", "lookup", "--rule", "typical", "--samples", "100", "--limit", "1", "--json"
+    )
+    assert shown.code == 1, shown.err
+    assert json.loads(shown.out)["lossless"] is False
+
+
+def test_compare_exits_1_where_texts_differ(run: Run, folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The texts are printed all the same."""
+    one = compare._one
+    monkeypatch.setattr(compare, "_one", lambda *args: ({**one(*args)[0], "equal": False}, one(*args)[1]))
+    shown = run("generate", folder, PROMPT, "--max-new-tokens", "4", "--compare", "--json")
+    assert shown.code == 1
+    assert len(json.loads(shown.out)["outputs"]) == 1
+    assert "differs from plain decoding: please report this" in shown.err
+
+
+def test_a_full_context_is_called_that(run: Run, folder: str) -> None:
+    for tokens, full in (("4", False), ("999", True)):
+        shown = run("generate", folder, PROMPT, "--temperature", "0", "--max-new-tokens", tokens)
+        assert ("stopped at the end of the context" in shown.err) == full, shown.err
 
 
 @pytest.mark.process

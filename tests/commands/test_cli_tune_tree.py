@@ -12,6 +12,7 @@ from small import VOCAB, build
 from outrider import cli, drafters
 from outrider.backends.torch import load_target
 from outrider.checkpoints import native
+from outrider.commands import loading
 from outrider.drafters import medusa
 
 
@@ -60,6 +61,13 @@ def test_a_tree_is_written_and_stored(
     bare.write_text(json.dumps({name: value for name, value in config.items() if name != "tree"}))
     assert cli.main([*command, "--store"]) == 2
     assert "has no config for a tree" in capfd.readouterr().err
+
+    def load(*args: object, **options: object) -> None:
+        raise AssertionError("a folder that cannot hold a tree is refused before the model is loaded")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loading, "load", load)
+        assert cli.main([*command, "--store"]) == 2
     bare.write_text(json.dumps(config))
     loaded = load_target(target)
     ranks = [drafters.load(s, loaded).uncalibrated.options.ranks for s in (f"{spec}?tree={out}", spec)]  # type: ignore[attr-defined]

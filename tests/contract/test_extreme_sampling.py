@@ -114,6 +114,7 @@ def test_extremes_write_the_same_text_with_drafts_and_without(target: Any, kind:
 def test_a_top_k_of_more_than_the_vocabulary_is_all_of_it(target: Any) -> None:
     """In C as in Python: 2^64 + 5 does not become 5."""
     everything = texts(target, NoneDrafter(), Sampling(1.0))
+    assert texts(target, NoneDrafter(), Sampling(1.0, top_k=5)) != everything
     for k in (VOCAB, VOCAB + 1, 2**63, 2**64 + 5, HUGE):
         assert texts(target, NoneDrafter(), Sampling(1.0, top_k=k)) == everything
 

@@ -13,6 +13,7 @@ from outrider.backends.torch import load_target
 from outrider.budgets.budgeter import FixedBudget
 from outrider.core.noise import GumbelNoise
 from outrider.engine import Engine, Request
+from outrider.engine.prefixes import Prefixes
 from outrider.params import Sampling
 
 POISON = VOCAB - 1
@@ -42,6 +43,34 @@ def test_only_that_row(poisoned: World, name: str) -> None:
     for row, request in zip(well, sane, strict=True):
         expected = plain(poisoned.model, list(request.prompt), request.seed, request.sampling, request.max_new_tokens)
         assert row.output == expected
+
+
+def test_nothing_of_it_is_kept(poisoned: World) -> None:
+    """Its keys and values may be NaN: no later prompt may copy them."""
+    target, prefixes = poisoned.target, Prefixes()
+    engine = Engine(target, drafters.load("none"), FixedBudget(1, 0), GumbelNoise(VOCAB), prefixes=prefixes)
+    prompt = [*PROMPTS[0], *PROMPTS[0]]
+    (row,) = outputs(engine, [Request([*prompt, POISON], 1, 20)])
+    assert (row.finish, prefixes.texts) == ("error", [])
+    (row,) = outputs(engine, [Request(prompt, 1, 4, Sampling(logit_bias={POISON: -1e9}))])
+    assert row.finish == "length"
+    assert len(prefixes.texts) == 1
+
+
+def test_no_memory_for_copies(poisoned: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A text that cannot be kept ends as any other, and those that were kept make room."""
+    target, prefixes = poisoned.target, Prefixes()
+    engine = Engine(target, drafters.load("none"), FixedBudget(1, 0), GumbelNoise(VOCAB), prefixes=prefixes)
+    sane = Sampling(logit_bias={POISON: -1e9})
+    outputs(engine, [Request([*PROMPTS[0], *PROMPTS[0]], 1, 4, sane)])
+    assert len(prefixes.texts) == 1
+
+    def full(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(type(target.open(40)), "taken", full)
+    (row,) = outputs(engine, [Request([*PROMPTS[3], *PROMPTS[3]], 1, 4, sane)])
+    assert (row.finish, len(row.output), prefixes.texts) == ("length", 4, [])
 
 
 def test_processors_beside_penalties(world: World) -> None:

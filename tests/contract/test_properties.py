@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from contract_world import NAMES, PROMPTS, VOCAB, World, outputs, plain
+from contract_world import NAMES, PROMPTS, VOCAB, World, outputs, plain, stop_at
 from restless import Restless
 
 from outrider import drafters
@@ -14,6 +14,7 @@ from outrider.backends.torch import hf
 from outrider.budgets.budgeter import FixedBudget
 from outrider.core import tree
 from outrider.core.noise import GumbelNoise
+from outrider.core.price import Price
 from outrider.core.types import Budget, DraftTree, Rows
 from outrider.drafters import model
 from outrider.engine import Batch, Engine, Request, Row
@@ -21,20 +22,22 @@ from outrider.params import Sampling
 from outrider.testing import TableTarget
 
 
-def started(world: World, drafter: object, made: list[Request], budget: object = None) -> Batch:
+def started(world: World, drafter: object, made: list[Request], budget: object = None, rule: str = "coupled") -> Batch:
     with torch.no_grad():
-        batch, _ = Batch.start(world.engine(drafter, budget=budget), [Row(r, i) for i, r in enumerate(made)])
+        batch, _ = Batch.start(world.engine(drafter, rule, budget=budget), [Row(r, i) for i, r in enumerate(made)])
     assert batch is not None
     return batch
 
 
-def record(batch: Batch) -> list[DraftTree]:
-    """Every proposal that the batch is given from now on."""
+def record(batch: Batch, budgets: list[Budget] | None = None) -> list[DraftTree]:
+    """Every proposal that the batch is given from now on; and the budget that was given for it."""
     seen: list[DraftTree] = []
     inner = batch.drafting.propose
 
     def watched(rows: Rows, budget: Budget) -> DraftTree:
         seen.append(inner(rows, budget))
+        if budgets is not None:
+            budgets.append(budget)
         return seen[-1]
 
     batch.drafting.propose = watched  # type: ignore[method-assign]
@@ -126,6 +129,34 @@ def test_self_draft(world: World, tmp_path: object, temperature: float, shape: s
         assert row.usage.rounds == 8
         assert row.usage.accepted_at == row.usage.tested_at == [8, 8, 8, 8]
         assert row.usage.tau == 5.0
+
+
+def test_a_text_that_ends_inside_a_draft(world: World, tmp_path: object) -> None:
+    """Of the last draft, what stands behind the end was neither tested nor accepted, and the target's token is none."""
+    world.model.save_pretrained(str(tmp_path))
+    itself = drafters.load(f"model:{tmp_path}?tree=chain&scale=0.01", world.target)
+    whole = plain(world.model, PROMPTS[0], 7, Sampling(1.0), 41)
+    ends = [i for i, token in enumerate(whole) if token not in whole[:i] and i > 6]
+    assert {(i - 1) % 5 == 4 for i in ends} == {True, False}  # rounds of five tokens follow the first
+    for end in ends:
+        made = Request(PROMPTS[0], 7, 41, Sampling(1.0), stop_at({whole[end]}))
+        (row,) = outputs(world.engine(itself, nodes=5, depth=4), [made])
+        assert (row.output, row.finish) == (whole[: end + 1], "eos")
+        own = end // 5  # of the rounds' tokens, those that the target added
+        assert row.usage.accepted == row.usage.tested == end - own
+
+
+def test_rejection_is_never_asked_to_drop_nodes_by_value(world: World) -> None:
+    """Only the coupled rule stays lossless then."""
+    priced = Budget(8, 3, floor=0.3, reach=0.3, price=Price((1.0,) * 8), rate=1.0)
+    for rule, wanted in (("coupled", priced), ("rejection", Budget(8, 3))):
+        made = [Request(PROMPTS[0], 1, 40, Sampling(1.0))]
+        batch = started(world, world.drafter("lookup"), made, Restless((priced,)), rule)
+        given: list[Budget] = []
+        record(batch, given)
+        with torch.no_grad():
+            batch.round()
+        assert given == [wanted]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -130,6 +130,22 @@ def test_a_broken_file_is_refused_in_a_sentence(written: Path, change: Callable[
         open_gguf(written)
 
 
+def test_a_tensor_that_is_misplaced_or_there_twice_is_refused(written: Path) -> None:
+    """The entry of `half`: its name (of the length of `full`), its rank, two sizes, its kind, its offset."""
+    full = written.read_bytes()
+    entry = full.index(b"half", full.index(b"full"))
+    at = entry + 4 + 4 + 2 * 8 + 4
+    (offset,) = struct.unpack_from("<Q", full, at)
+    for place, change, words in (
+        (at, struct.pack("<Q", offset + 1), "'half' lies outside the file"),
+        (at, struct.pack("<Q", 1 << 40), "'half' lies outside the file"),
+        (entry, b"full", "'full' stands in it twice"),
+    ):
+        written.write_bytes(full[:place] + change + full[place + len(change) :])
+        with pytest.raises(InputError, match=words):
+            open_gguf(written)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_safetensors_are_the_tensors_that_were_saved(tmp_path: Path, dtype: torch.dtype) -> None:
     tensors = {"a": torch.randn(3, 4).to(dtype), "b": torch.randn(5).to(dtype)}
@@ -153,6 +169,7 @@ def edited(header: dict[str, Any]) -> bytes:
     [
         {"a": {"dtype": "F32", "shape": [4, 4], "data_offsets": [0, 64], "more": 1}, "b": []},
         {"a": {"dtype": "F32", "shape": [4, 5], "data_offsets": [0, 64]}},
+        {"a": {"dtype": "F32", "shape": [4, 3], "data_offsets": [0, 64]}},
         {"a": {"dtype": "F32", "shape": [4, 4], "data_offsets": [64, 128]}},
         {"a": {"dtype": "F32", "shape": [-4, -4], "data_offsets": [0, 64]}},
         {"a": {"dtype": "F32", "shape": [True], "data_offsets": [0, 4]}},

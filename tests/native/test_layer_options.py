@@ -322,6 +322,19 @@ def test_the_padding_of_heads_is_not_in_the_means_of_their_norms(tmp_path: Path,
     assert apart(target, expected, text(1, 100)) > 1e-3
 
 
+@pytest.mark.parametrize("name", ["gemma2", "granite", "cohere"])
+def test_logits_that_are_capped_or_scaled_do_not_depend_on_threads(tmp_path: Path, name: str) -> None:
+    target, before = load(saved(reference(name)[0], tmp_path)), torch.get_num_threads()
+    logits = set()
+    try:
+        for threads in (1, 3):
+            torch.set_num_threads(threads)
+            logits.add(logits_of(target, text(1, 100)).tobytes())
+    finally:
+        torch.set_num_threads(before)
+    assert len(logits) == 1
+
+
 def test_configs_of_transformers_4(tmp_path: Path) -> None:
     """A Gemma 3 in the names of before, and one that also reads images."""
     model, expected = reference("gemma3")

@@ -76,6 +76,15 @@ def test_a_files_text_ends_with_its_turn(tmp_path: Path) -> None:
         assert eos_of(file, open_checkpoint(file).config, load_tokenizer(file)) == ends
 
 
+def test_only_gpt_oss_goes_on_behind_its_end_of_turn(tmp_path: Path) -> None:
+    """There it ends a channel."""
+    ends = {}
+    for name, arch in (("llama", "llama"), ("gpt_oss", "gpt-oss")):
+        file = write(tmp_path / f"{name}.gguf", build(name), "F32", arch=arch, eot=7)
+        ends[name] = open_checkpoint(file).config["eos_token_id"]
+    assert ends == {"llama": [1, 7], "gpt_oss": 1}
+
+
 def test_a_training_leaves_no_limit_in_a_tokenizer(tmp_path: Path) -> None:
     """Lengths that were saved with it, special tokens that only a map names, and templates beside the usual one."""
     shutil.copytree(DEMO, tmp_path / "m", ignore=shutil.ignore_patterns("*.safetensors"))

@@ -153,6 +153,22 @@ def test_what_rounding_could_decide_is_left_to_the_reference() -> None:
             assert result is None or result == right(rows, tree, logits)
 
 
+def test_logits_and_sums_that_nearly_tie_are_left_to_the_reference() -> None:
+    """Two logits that rounding by T could order otherwise at the k-th place; a sum that is top-p but for rounding."""
+    tree = root_only([5])
+    near, edge = (np.full((1, 1, 64), low, np.float32) for low in (-20.0, -60.0))
+    near[0, 0, :2] = 0.0, -5e-6
+    edge[0, 0, :2] = np.log([0.6, 0.4])
+    for logits, sampling in ((near, {"top_k": 1}), (edge, {"top_p": 0.60001})):
+        results = []
+        for seed in range(20):
+            rows = rows_of([Sampling(temperature=1.0, **sampling)], [seed], [0], 64)
+            results.append(walked(rows, tree, logits))
+            assert results[-1] is None or results[-1] == right(rows, tree, logits)
+        assert None in results
+    assert any(results), "the likelier token's draw is sure"
+
+
 @pytest.mark.parametrize("temperature", [0.2, 1.0, 5.0])
 @pytest.mark.parametrize("spread", [0.0, 0.3, 3.0])
 def test_no_token_is_passed_over_whose_noise_could_win(temperature: float, spread: float) -> None:

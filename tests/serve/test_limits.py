@@ -19,7 +19,7 @@ import pytest
 from serve_world import Reader, Serve, Served, finishes
 
 from outrider.llm import LLM
-from outrider.serve import call, gate, guide, journal
+from outrider.serve import call, gate, guide, journal, scheduler
 from outrider.serve.connection import Connection, capacity
 from outrider.serve.fleet import Choice
 from outrider.serve.job import End, Job, Watch
@@ -337,17 +337,38 @@ def test_unread_output_is_bounded(llm: LLM, loaded: Any, start: Serve, monkeypat
     assert 40 < tokens < 1000
 
 
-def test_a_newcomer_does_not_wait_for_many_texts(llm: LLM, loaded: Any, start: Serve) -> None:
-    """A quarter of the rows is for requests that have none: it is answered while all others' texts are written."""
-    served = start(service_of(llm, loaded, "demo", rows=4))
-    scheduler = served.service.scheduler
-    reader = Reader(served.port, PATH, {**LONG, "n": 8}, events=3)
-    until(lambda: scheduler.active == 3)
-    ended = scheduler.count - scheduler.active
-    assert served.post(PATH, ASKED)
-    assert scheduler.count - scheduler.active == ended + 1, "a text of another had to end first"
-    reader.sock.close()
-    assert served.idle()
+def test_the_last_quarter_of_the_rows_is_for_others(llm: LLM, loaded: Any) -> None:
+    """Three of four rows write one party's texts: its fourth waits, another's begins."""
+    made = service_of(llm, loaded, "demo", rows=4).scheduler
+    requests = llm.requests(["The", "A cat", "One", "A dog", "They"], max_new_tokens=40, ignore_eos=True)[0]
+    mine = [Job(request, Choice(""), lambda event: None) for request in requests[:4]]
+    made.submit(mine)
+    while made.batch is None or len(made.batch.rows) < 3:
+        made._turn()
+    assert made._next() is None
+    other = Job(requests[4], Choice(""), lambda event: None)
+    made.submit([other])
+    assert made._next() is other
+    assert list(made.waiting) == [mine[3], other]
+
+
+def test_who_is_turned_away_hears_when_to_come_again(llm: LLM, loaded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the seconds that texts have taken of late."""
+    clock = [0.0]
+    monkeypatch.setattr(scheduler, "monotonic", lambda: clock[0])
+    made = service_of(llm, loaded, "demo", rows=1).scheduler
+    made.queue = 0
+    (request,) = llm.requests("The", max_new_tokens=8, ignore_eos=True)[0]
+    seconds = []
+    for _ in range(2):
+        made.submit([Job(request, Choice(""), lambda event: None)])
+        with pytest.raises(Full) as caught:
+            made.submit([Job(request, Choice(""), lambda event: None)])
+        seconds.append(caught.value.seconds)
+        while made.jobs or made.waiting:
+            clock[0] += 10.0
+            made._turn()
+    assert seconds[0] == 1 < seconds[1]
 
 
 def test_texts_begin_in_a_fair_order(llm: LLM, loaded: Any) -> None:

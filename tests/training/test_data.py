@@ -171,6 +171,12 @@ def test_the_split_depends_on_the_text_alone() -> None:
     assert len(learned) + len(held) == 50
 
 
+def test_of_many_texts_a_fiftieth_is_held_out() -> None:
+    sizes = {count: len(data.split(documents(count))[1]) for count in (10, 50, 2000)}
+    assert (sizes[10], sizes[50]) == (5, 8)
+    assert 25 < sizes[2000] < 60
+
+
 def test_a_text_is_held_out_or_not_in_every_form(tokenizer: PreTrainedTokenizerFast) -> None:
     """A training may go on with the same answers as token ids: what was held out of it stays so."""
     talk = [{"role": "user", "content": "hi there"}, {"role": "assistant", "content": "how are you"}]

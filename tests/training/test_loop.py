@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from objective_world import target
+from objective_world import see, target
 from torch import Tensor
-from training_world import RECIPE, documents
+from training_world import RECIPE, documents, unequal
 
 from outrider import checkpoints, drafters
 from outrider.backends.torch import HFTarget
@@ -21,9 +21,11 @@ from outrider.checkpoints.write import write
 from outrider.params import InputError
 from outrider.training import checkpoint, data, features, loop, objectives
 from outrider.training.data import Document
+from outrider.training.evaluate import held_out_loss
 from outrider.training.objectives import eagle
 from outrider.training.objectives._layer import layer_like
 from outrider.training.recipe import Recipe
+from outrider.training.state import State
 
 
 @pytest.fixture(scope="module")
@@ -437,6 +439,67 @@ def test_a_checkpoint_of_another_network_is_named(model: HFTarget, tmp_path: Pat
     checkpoint.write(tmp_path / "checkpoint.pt", state)
     with pytest.raises(InputError, match="another --out"):
         run(model, tmp_path)
+
+
+def test_the_best_so_far_outlives_an_interruption_and_no_other_data(model: HFTarget, tmp_path: Path) -> None:
+    """A drafter that is worse than the best of another start does not take its place."""
+    run(model, tmp_path, stop=4)
+    kept = checkpoint.read(tmp_path / "checkpoint.pt")
+    assert kept is not None
+    checkpoint.write(tmp_path / "checkpoint.pt", {**kept, "best": -1.0})
+    result = run(model, tmp_path, stop=8)
+    assert (result.steps, result.best) == (8, -1.0)
+    longer = loop.train(model, documents(30), tmp_path, replace(RECIPE, steps=12), quiet=True)
+    assert longer.best > 0, "the held-out texts may be others"
+
+
+def test_what_a_recipe_says_of_the_optimiser_is_done(model: HFTarget, tmp_path: Path) -> None:
+    """The first step: a gradient that is clipped to nothing moves nothing, and the decay shrinks every weight."""
+    one = replace(RECIPE, steps=1, evaluate=1, save=1, warmup=1)
+    made = {}
+    for name, recipe in {
+        "usual": one, "clipped": replace(one, clip=1e-30), "decayed": replace(one, decay=0.5),
+        "both": replace(one, clip=1e-30, decay=0.5),
+    }.items():  # fmt: skip
+        run(model, tmp_path / name, recipe)
+        state = checkpoint.read(tmp_path / name / "checkpoint.pt")
+        assert state is not None
+        made[name] = {key: x for key, x in state["module"].items() if x.is_floating_point()}
+    moved = [key for key in made["usual"] if not torch.allclose(made["usual"][key], made["clipped"][key], atol=1e-4)]
+    assert moved
+    for key in moved:
+        start = made["clipped"][key]
+        assert torch.allclose(made["both"][key], start * (1 - one.lr * 0.5), atol=1e-6)
+        assert torch.allclose(made["decayed"][key], made["usual"][key] - start * one.lr * 0.5, atol=1e-6)
+
+
+def test_every_group_has_its_own_rate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Medusa-2's heads learn four times as fast as the target beside them, in the warm-up too."""
+    rates: list[list[float]] = []
+    step = State.step
+
+    def watch(self: State, number: int, *given: Any) -> tuple[float, int, dict[str, float]]:
+        made = step(self, number, *given)
+        rates.append(
+            [group["lr"] / (self.recipe.lr * self.recipe.rate(number)) for group in self.optimiser.param_groups]
+        )
+        return made
+
+    monkeypatch.setattr(State, "step", watch)
+    run(target(torch.float32), tmp_path, replace(RECIPE, method="medusa2", steps=3, evaluate=3))
+    assert rates == [pytest.approx([4.0, 1.0])] * 3
+
+
+def test_the_held_out_loss_does_not_depend_on_rows(model: HFTarget) -> None:
+    """It is a mean over positions: rows of few learned tokens weigh little, however they are batched."""
+    objective = objectives.build("eagle", model, unequal(), {})
+    batch = data.pack(unequal(), 32, share=False)
+
+    def features_of(part: data.Batch) -> features.TargetFeatures:
+        return see(model, part, objective.taps)
+
+    one, four = (held_out_loss(objective, batch, features_of, rows)[0] for rows in (1, 4))
+    assert one == pytest.approx(four, rel=1e-5)
 
 
 def test_a_run_goes_on_with_more_data_and_keeps_its_draft_vocabulary(

@@ -218,17 +218,17 @@ def broken() -> list[tuple[str, DraftTree]]:
     wrong = good.ancestors.copy()
     wrong[0, 2, 4] = True
     return [
-        ("no matrix", replace(good, ancestors=None)),
-        ("parent after child", replace(good, parents=np.array([[0, 2, 0, 1, 0]]))),
-        ("depths", replace(good, depths=np.array([[0, 1, 2, 1, 1]]))),
-        ("matrix", replace(good, ancestors=wrong)),
-        ("deepest", replace(good, deepest=1)),
-        ("size", replace(good, size=np.array([6]))),
-        ("siblings", replace(good, tokens=np.array([[9, 5, 6, 6, 8]]))),
+        ("its ancestor matrix is not bool", replace(good, ancestors=None)),
+        ("parent", replace(good, parents=np.array([[0, 2, 0, 1, 0]]))),
+        ("its parent.s plus one", replace(good, depths=np.array([[0, 1, 2, 1, 1]]))),
+        ("does not follow from its parents", replace(good, ancestors=wrong)),
+        ("deeper than the tree.s deepest", replace(good, deepest=1)),
+        ("more than 5", replace(good, size=np.array([6]))),
+        ("siblings carry distinct tokens", replace(good, tokens=np.array([[9, 5, 6, 6, 8]]))),
     ]
 
 
 @pytest.mark.parametrize(("what", "tree"), broken(), ids=[what for what, _ in broken()])
 def test_check_reports_every_broken_field(what: str, tree: DraftTree) -> None:
-    with pytest.raises(AssertionError):
+    with pytest.raises(AssertionError, match=what):
         trees.check(tree)
