@@ -13,9 +13,11 @@ import layouts_foreign as foreign
 import pytest
 import torch
 from layouts_foreign import DRAFTED, LLAMA, VD, H, V, eagle, folder, hydra, medusa
+from safetensors.torch import save_file
 
 from outrider import drafters
 from outrider.checkpoints import Facts, method_of, read, safeailab
+from outrider.checkpoints.files import Weights
 from outrider.params import InputError
 
 IDS = {"eagle_aux_hidden_state_layer_ids": [2, 6, 9]}
@@ -174,6 +176,13 @@ def test_a_target_without_the_parts(tmp_path: Path) -> None:
     ):
         with pytest.raises(InputError, match=sentence):
             Facts.at(make(tmp_path / name))
+
+
+def test_a_tensor_in_two_files(tmp_path: Path) -> None:
+    for name in ("a.safetensors", "b.safetensors"):
+        save_file({"fc.weight": torch.zeros(2)}, tmp_path / name)
+    with pytest.raises(InputError, match=r"holds fc\.weight twice, in a\.safetensors and b\.safetensors"):
+        Weights([tmp_path / "a.safetensors", tmp_path / "b.safetensors"], tmp_path)
 
 
 def test_a_spec_without_a_method(tmp_path: Path) -> None:

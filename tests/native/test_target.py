@@ -89,6 +89,27 @@ def outputs(target: Target, texts: Sequence[list[int]]) -> list[np.ndarray]:
     return [np.ascontiguousarray(array).view(np.uint8) for array in results]
 
 
+@torch.no_grad()
+def test_a_session_goes_back_and_forgets() -> None:
+    """Only back; and a wiped row holds nothing, while the row beside it is as before."""
+    session = ModuleTarget(family("llama", torch.float32)).open(64)
+    for _ in session.prefill([text(1, 30), text(2, 30)]):
+        pass
+    with pytest.raises(InputError, match="cannot become"):
+        session.rewind([31, 30])
+    session.rewind([20, 30])
+    again = session.forward(chain([text(1, 30)[20:], text(3, 10)])).logits
+    slots = session.cache.slots
+    beside = slots[:, 1].copy()
+    session.wipe([0])
+    assert beside.any()
+    assert not slots[:, 0].any()
+    assert (slots[:, 1] == beside).all()
+    fresh = session.target.open(64)
+    *_, chunk = fresh.prefill([text(1, 30)])
+    assert np.array_equal(again[0, -1], chunk.output.logits[0, 0])
+
+
 def same(ours: NativeTarget, theirs: ModuleTarget, vocab: int = 97) -> None:
     """Equal descriptions, marks and bits."""
     for name in ("vocab", "context", "hidden", "layers", "precision", "exact", "ragged"):

@@ -65,6 +65,7 @@ def test_a_text_with_pauses_has_the_same_tokens(
     assert [[t for event in events if isinstance(event, Part) for t in event.tokens] for events in heard] == wanted
     ends = [event for events in heard for event in events if isinstance(event, End)]
     assert [(end.finish, end.usage.new_tokens) for end in ends] == [("length", 60)] * 2
+    assert [end.usage.cached_tokens for end in ends] == [0, 0], "its own text is no prompt that was known"
     assert pauses[0] >= 2
 
 

@@ -11,6 +11,7 @@ from json import dumps, loads
 from typing import Any
 
 import pytest
+import torch
 
 from outrider import drafters
 from outrider.budgets.adaptive import AdaptiveBudget
@@ -154,6 +155,19 @@ def test_logprobs_do_not_depend_on_drafts_or_load(llm: LLM, loaded: Any) -> None
         assert [s.token for s in mine] == [s.token for s in plain[i]]
         near = 0.0 if llm.target.exact == "bits" else 1e-4
         assert [s.logprob for s in mine] == pytest.approx([s.logprob for s in plain[i]], rel=0, abs=near)
+
+
+def test_the_fingerprint_changes_with_whatever_changes_texts(llm: LLM) -> None:
+    half = load("demo", "none", dtype="bfloat16")
+    before, made = torch.get_num_threads(), []
+    try:
+        for threads, one in ((1, llm), (1, llm), (2, llm), (1, half)):
+            torch.set_num_threads(threads)
+            made.append(service_of(one, {}, "demo").fingerprint)
+    finally:
+        torch.set_num_threads(before)
+    assert made[0] == made[1]
+    assert len(set(made)) == 3
 
 
 def test_served_in_16_bits_is_offline(llm: LLM) -> None:

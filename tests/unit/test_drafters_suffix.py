@@ -45,6 +45,13 @@ def test_the_automaton_counts_substrings(vocab: int, span: int) -> None:
             assert (automaton.count[state] if state is not None else 0) == occurrences(texts, part)
 
 
+def test_a_forked_text_shares_no_tokens_that_wait() -> None:
+    text = suffix.Text(Automaton(8), 8).extend([1, 2])
+    fork = text.fork()
+    text.extend([3])
+    assert (text.read().tail, fork.read().tail) == ([1, 2, 3], [1, 2])
+
+
 @pytest.mark.parametrize("vocab", [1, 2, 4])
 def test_matching_finds_the_longest_known_suffix(vocab: int) -> None:
     rng = random.Random(vocab)
