@@ -53,23 +53,6 @@ GROUPS = {
 }
 COMMANDS = {name: line for group in GROUPS.values() for name, line in group.items()}
 
-# What options were called before, and what to write instead.
-OLD = {
-    "--target": "a model is named without --target, as in: {command} MODEL",
-    "--prompts-file": "--prompts-file is --prompts FILE now",
-    "--tasks": "--tasks is --task now, once for each task",
-    "bench --rule": "a rule is part of a method now, as in --drafter lookup@rejection",
-    "bench --budget": "a budget is part of a method now, as in --drafter lookup@16x6",
-    "bench --variant": "weights are part of a method now, as in --drafter lookup@int8",
-    "bench --prompts": "--prompts is --task FILE in bench",
-    "bench --list": "outrider bench tasks lists the tasks now",
-    "--nodes": "--nodes is --budget now, as in --budget 16x6 (nodes, depth)",
-    "--depth": "--depth is --budget now, as in --budget 16x6 (nodes, depth)",
-    "--arms": "--arms is --budget now, as in --budget '3,2,1 2,1 none'",
-    "--compile": "passes are native without --compile now; --no-compile turns them off",
-    "train --prompts": "--prompts is --limit now: held-out prompts decoded at each evaluation",
-}
-
 INTERRUPTED = 130
 
 # What a folder or a disk may refuse: bad input, not a failure of ours.
@@ -200,9 +183,7 @@ def explain(error: BaseException) -> tuple[int, str]:
     message = getattr(error, "format_message", None)
     if message is not None:  # typer's own: an unknown option, a missing value
         where = getattr(getattr(error, "ctx", None), "command_path", "outrider")
-        option = getattr(error, "option_name", "")
-        new = OLD.get(f"{where.rpartition(' ')[2]} {option}") or OLD.get(option)
-        return 2, f"{new.format(command=where) if new else message().rstrip('.')} (see {where} --help)"
+        return 2, f"{message().rstrip('.')} (see {where} --help)"
     if isinstance(error, InputError):
         return 2, str(error)
     if isinstance(error, OSError) and error.errno in UNUSABLE and error.strerror:

@@ -11,7 +11,7 @@ from threading import Thread
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
-from .params import InputError
+from .params import InputError, first_line
 
 LONGEST = 96  # characters of a hub id
 PATIENCE = 3.0  # seconds until the hub counts as out of reach
@@ -61,7 +61,7 @@ def folder(name: str, hint: str, patterns: Sequence[str]) -> Path:
     try:
         return Path(snapshot_download(name, allow_patterns=list(patterns), local_files_only=offline_now))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        raise InputError(f"{name} cannot be fetched from the hub: {str(error).splitlines()[0][:200]}") from None
+        raise InputError(f"{name} cannot be fetched from the hub: {first_line(error)}") from None
 
 
 def _url() -> str:

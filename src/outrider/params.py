@@ -33,6 +33,13 @@ def understood(what: str) -> Iterator[None]:
         raise InputError(f"{what} cannot be understood ({type(error).__name__}: {line}); fetch it again") from None
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, at most 200 characters and without its full stop; its kind, if it has
+    none."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines[0] if lines else type(error).__name__)[:200].rstrip(".")
+
+
 OUT_OF_MEMORY = (
     os.strerror(errno.ENOMEM), "out of memory", "can't allocate memory", "failed to map segment",
     "can't start new thread",

@@ -9,7 +9,7 @@ from functools import cache
 from types import NoneType, UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from .params import InputError
+from .params import InputError, shown
 
 Config = TypeVar("Config")
 ANY = (-(2**63), 2**63)  # what a number may be that has no range of its own; NaN and infinities never are
@@ -86,11 +86,11 @@ def bounded(name: str, value: Any, kind: type = float) -> Any:
     """
     what = "a whole number" if kind is int else "a number"
     if isinstance(value, bool) or not isinstance(value, int if kind is int else int | float):
-        raise InputError(f"{name} in the config must be {what}, not {_short(value)}; correct it")
+        raise InputError(f"{name} in the config must be {what}, not {shown(value)}; correct it")
     least, most = RANGES.get(name, ANY)
     if not least <= value <= most:  # false for NaN
         raise InputError(
-            f"{name} in the config must be {what} from {least:g} to {most:g}, not {_short(value)}; correct it"
+            f"{name} in the config must be {what} from {least:g} to {most:g}, not {shown(value)}; correct it"
         )
     return value
 
@@ -106,10 +106,5 @@ def _bounded_all(name: str, value: Any) -> Any:
 
 def _is(name: str, value: Any, kind: Any, what: str) -> Any:
     if not isinstance(value, kind):
-        raise InputError(f"{name} in the config must be {what}, not {_short(value)}; correct it")
+        raise InputError(f"{name} in the config must be {what}, not {shown(value)}; correct it")
     return value
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 40 else f"{text[:37]}..."

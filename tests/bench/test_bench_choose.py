@@ -9,7 +9,7 @@ import pytest
 from instrument import Lab
 
 from outrider import InputError
-from outrider.bench.choose import FINALISTS, Candidate, behind, conclude, decided, measure, narrow, recommend
+from outrider.bench.choose import FINALISTS, Candidate, behind, conclude, decided, measure, narrow, recommend, task_of
 from outrider.bench.document import Cell, Estimate
 from outrider.bench.types import Method
 from outrider.cli import main
@@ -125,6 +125,14 @@ def test_a_recommendation_comes_within_its_minutes(capsys: pytest.CaptureFixture
     assert results["plain"]["tokens_per_second"][0] > 0
     assert [c for c in results["candidates"] if not c["speedup"] and not c["note"]] == []
     assert "demo" in results["sentence"]
+
+
+def test_prompts_keep_their_system_message() -> None:
+    system, user = {"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}
+    (made,) = task_of("demo", [[system, user]]).prompts
+    assert made.turns == ("Be brief.\n\nHello",)
+    with pytest.raises(InputError, match=r"prompt 2: no message is the user's"):
+        task_of("demo", [[user], [system]])
 
 
 def test_what_cannot_be_measured_is_refused() -> None:

@@ -288,7 +288,7 @@ def test_texts_of_one_token_are_no_speed() -> None:
     """Nothing was decoded: there is nothing to be faster than."""
     made = [sample(c, tokens=1) for c in range(3)]
     assert Table.of(made, range(3)).rate().estimate == (0.0, 0.0, 0.0)
-    assert faster(made, made, 3) == (0.0, None, None)
+    assert faster(made, made, 3) is None
 
 
 # -- rounds ------------------------------------------------------------------------------------------------------------
@@ -333,6 +333,14 @@ def test_rows_of_a_batch_share_their_rounds() -> None:
     other = rounds_of([], [], 30, draft_seconds=0.9, verify_seconds=0.6, decode_seconds=1.7)
     assert metrics.round_ms([[short, long]]) == RoundTime(10.0, 40.0, 20.0)
     assert metrics.round_ms([[long, short], [other]]) == RoundTime(25.0, 25.0, 10.0)
+
+
+def test_every_turn_of_a_chat_has_rounds_of_its_own() -> None:
+    first = rounds_of([], [], 100, draft_seconds=0.1, verify_seconds=1.0, decode_seconds=1.1)
+    second = rounds_of([], [], 20, draft_seconds=0.2, verify_seconds=0.8, decode_seconds=1.0)
+    made = sample(0, usages=[first])
+    made.turns.append(replace(made.turns[0], usages=[second]))
+    assert metrics.round_ms(Table.of([made], [0]).turns()) == RoundTime(2.5, 15.0, 0.0)
 
 
 def test_usages_are_the_first_repeats_or_none() -> None:

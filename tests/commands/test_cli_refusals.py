@@ -16,19 +16,12 @@ REFUSED = {
     "": {
         "benhc": "Did you mean 'bench'?",
         "--nothing": "No such option",
-        "data generate --target x": "outrider data generate MODEL",
         "data generate demo --data none.jsonl --out x": "there is no file none.jsonl",
         "data generate demo --data x --out x --max-new-tokens 0": "must be at least 1",
         "data generate demo --data x --out x --limit 0": "must be at least 1",
         "validate empty": "config.json",
     },
     "generate": {
-        "a --target x": "a model is named without --target, as in: outrider generate MODEL",
-        "a --prompts-file x": "--prompts FILE",
-        "a --nodes 4": "--budget 16x6",
-        "a --depth 4": "--budget 16x6",
-        "a --arms 2,1": "--budget '3,2,1 2,1 none'",
-        "a --compile": "--no-compile turns them off",
         "": "give a prompt",
         "FOLDER ''": "empty",
         "''": "empty",
@@ -73,13 +66,12 @@ REFUSED = {
         "--stop ''": "stop string",
     },
     "bench": {
-        "--tasks gsm8k": "--task now",
-        "--rule block": "--drafter lookup@rejection",
-        "--prompts x": "--task FILE",
+        "demo --tasks gsm8k": "Possible options: --data, --task",
         "compare nowhere nowhere": "nowhere",
     },
     "bench demo --task demo/tldr --limit 1 --out x": {
         "--task gsm9k": "gsm8k",
+        "--task demo/tldr --max-new-tokens 1": "must be at least 2",
         "--drafter looup": "there is no drafter 'looup'",
         "--peer vllm": "there is no peer 'vllm'",
         "--drafter lookup@typical": "typical acceptance at temperature 0",
@@ -93,7 +85,6 @@ REFUSED = {
         "--data nowhere": "there is no folder nowhere",
     },
     "train": {
-        "eagle --data x --out x --prompts 3": "--limit",
         "eagle demo --data none.jsonl --out x": "there is no file none.jsonl",
         "oracle demo --data x --out x": "no method 'oracle'",
         "eagle demo --data x --out x --option colour=1": "no option 'colour'",

@@ -96,6 +96,50 @@ def test_a_strange_file_is_not_appended_to(tmp_path: Path, capsys: pytest.Captur
     assert out.read_text(encoding="utf-8") == '{"text": "mine"}\n'
 
 
+@pytest.mark.parametrize("foreign", ["a note", '{"text": "mine"}', '{"id": 0, "question": "x"}\na note', "one\ntwo"])
+def test_a_strange_file_keeps_its_last_line(foreign: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also without an end of line; a complete answer of ours that an editor took it from is an answer."""
+    out = tmp_path / "mine.jsonl"
+    out.write_text(foreign, encoding="utf-8")
+    assert main(["data", "generate", "demo", "--data", str(QUESTIONS), "--out", str(out)]) == 2
+    assert "was not written by this command" in capsys.readouterr().err
+    assert out.read_text(encoding="utf-8") == foreign
+    out.write_text('{"id": 0}\n{"id": 1}', encoding="utf-8")
+    assert main(["data", "generate", "demo", "--data", str(QUESTIONS), "--out", str(out), "--limit", "2"]) == 0
+    assert out.read_text(encoding="utf-8") == '{"id": 0}\n{"id": 1}\n'
+
+
+def test_answers_to_other_questions_are_not_continued(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files_of = {}
+    for name, lines in {
+        "chats": [{"messages": [{"role": "user", "content": word}]} for word in ("one", "two")],
+        "others": [{"messages": [{"role": "user", "content": word}]} for word in ("one", "three", "four")],
+        "texts": [{"text": "In the winter"}], "other": [{"text": "In the summer"}],
+    }.items():  # fmt: skip
+        files_of[name] = tmp_path / f"{name}.jsonl"
+        files_of[name].write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    for first, second in (("chats", "others"), ("texts", "other")):
+        out = tmp_path / f"{first}-answers.jsonl"
+        call = ["data", "generate", "demo", "--out", str(out), "--max-new-tokens", "4"]
+        assert main([*call, "--data", str(files_of[first])]) == 0
+        before = out.read_text(encoding="utf-8")
+        assert main([*call, "--data", str(files_of[second])]) == 2
+        assert "answers another question" in capsys.readouterr().err
+        assert out.read_text(encoding="utf-8") == before
+
+
+def test_a_prompt_is_asked_whole_and_a_text_is_opened(tmp_path: Path) -> None:
+    asked, out = tmp_path / "asked.jsonl", tmp_path / "answers.jsonl"
+    long = "In the winter the old bridge over the river was closed, and nobody crossed it."
+    asked.write_text("".join(json.dumps({kind: long}) + "\n" for kind in ("prompt", "text")), encoding="utf-8")
+    call = ["data", "generate", "demo", "--data", str(asked), "--out", str(out), "--opening", "4"]
+    assert main([*call, "--max-new-tokens", "4"]) == 0
+    prompts = {row["id"]: row["prompt"] for row in map(json.loads, out.read_text(encoding="utf-8").splitlines())}
+    assert prompts[0] == long
+    assert long.startswith(prompts[1])
+    assert len(prompts[1]) < 30
+
+
 def test_answered_questions_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "answers.jsonl"
     out.write_text('{"id": 0}\n{"id": 1}\n', encoding="utf-8")

@@ -99,6 +99,18 @@ def test_lossless_passes(tiny: Tiny, drafter: str, rule: str, capsys: pytest.Cap
     assert "without a drafter" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("spec", ["model", "?scale=1"])
+def test_a_drafter_that_samples_is_tested_with_sampled_trees(tiny: Tiny, spec: str) -> None:
+    """As users load it, calibrated, too: the rejection rules judge such trees by other formulas."""
+    llm = tiny.llm(spec if spec == "model" else f"model:{tiny.noisy}{spec}")
+    drafted = {rule: draws.drafts(llm.engine(rule)) for rule in ("coupled", "rejection", "block")}
+    own = ("own", None)
+    assert drafted == {
+        "coupled": [own], "rejection": [own, ("sampled tree", (2, 2))], "block": [own, ("sampled chain", (1, 1, 1))],
+    }  # fmt: skip
+    assert draws.drafts(tiny.llm("lookup").engine("rejection")) == [own]
+
+
 def test_model_drafter_under_coupled(tiny: Tiny) -> None:
     engine = tiny.llm("model").engine("coupled", FixedBudget(16, 4))
     with torch.no_grad():

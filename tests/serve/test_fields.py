@@ -43,6 +43,27 @@ def offline(llm: LLM) -> list[str]:
     return texts
 
 
+def test_null_counts_as_absent_at_every_depth(served: Served) -> None:
+    tool = {"type": "function", "function": {"name": "look", "description": None, "parameters": None}}
+    options = {"include_usage": None, "continuous_usage_stats": None}
+    body = {"messages": CHAT, "max_tokens": 2, "seed": None, "tools": [tool], "tool_choice": "none"}
+    made = served.post("/v1/chat/completions", {**body, "stream": False, "stream_options": options})
+    assert made["usage"]["completion_tokens"] == 2
+
+
+def test_a_prompt_that_does_not_fit_names_its_field(served: Served) -> None:
+    error = served.post("/v1/completions", {"prompt": [5] * 5000}, 400)["error"]
+    assert (error["param"], error["code"]) == ("prompt", "context_length_exceeded")
+
+
+def test_the_first_drafter_is_the_default(llm: LLM, loaded: Any) -> None:
+    """`none` first: requests draft only where they name a drafter."""
+    for names, default in ((("lookup", "none"), "lookup"), (("none", "lookup"), ""), (("none",), "")):
+        one = service_of(llm, {name: loaded.get(name, llm.drafter) for name in names}, "demo")
+        assert one.scheduler.fleet.default == default
+        assert set(one.scheduler.fleet.drafters) == {*names} - {"none"}
+
+
 def test_the_samplings_differ(offline: list[str]) -> None:
     """Else the next test could not tell one field from another."""
     assert len(set(offline)) == len(SAMPLINGS)

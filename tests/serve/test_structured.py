@@ -76,6 +76,10 @@ def test_a_schema(served: Served) -> None:
     assert 0 <= person["age"] <= 99
 
 
+def test_any_json(served: Served) -> None:
+    assert served.post("/v1/chat/completions", {"messages": CHAT, "max_tokens": 4, "structured_outputs": {"json": {}}})
+
+
 def test_regex_choice_and_grammar(served: Served) -> None:
     assert re.fullmatch(r"[0-9]{3}-[a-c]{2}", texts(served, structured_outputs={"regex": "[0-9]{3}-[a-c]{2}"}))
     assert texts(served, structured_outputs={"choice": ["maybe so", "never", "no"]}) in ("maybe so", "never", "no")
@@ -193,7 +197,10 @@ def test_masks_are_made_where_the_walk_goes_and_nowhere_else(
     [
         ({"structured_outputs": {"regex": "("}}, "structured_outputs", "grammar or schema"),
         ({"structured_outputs": {"grammar": "start: nothing"}}, "structured_outputs", "grammar or schema"),
+        ({"structured_outputs": {"grammar": "((("}}, "structured_outputs", "grammar"),
+        ({"structured_outputs": {"grammar": 'root ::= "a'}}, "structured_outputs", "grammar cannot be used"),
         ({"structured_outputs": {"json": WRONG}}, "structured_outputs", "schema cannot be used"),
+        ({"structured_outputs": {"json": None}}, "structured_outputs", "one of"),
         ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs", "one of"),
         ({"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}}, None, "exclude"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "json_schema"),

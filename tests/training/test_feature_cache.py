@@ -19,7 +19,7 @@ from outrider.backends.torch.tensors import embed
 from outrider.drafters import _heads
 from outrider.params import InputError
 from outrider.training.data import Batch, Document, pack
-from outrider.training.features import FeatureCache, hidden, see
+from outrider.training.features import FeatureCache, fingerprint, hidden, see
 
 FAMILIES = ["llama", "mistral", "gemma3", "qwen2-sliding", "qwen3", "gpt_neox", "gpt2", "mixtral", "phi3", "opt"]
 
@@ -96,6 +96,13 @@ def test_the_cache_gives_back_what_it_was_given(tmp_path: Path, half: bool) -> N
     assert result.read == int((other.documents >= 0).sum()) - first.read
     there = other.documents >= 0
     torch.testing.assert_close(result.features[-1][there], true.features[-1][there], rtol=0.05, atol=0.05)
+
+
+def test_precisions_have_fingerprints_of_their_own() -> None:
+    whole, half = (HFTarget(build("llama", dtype)) for dtype in (torch.float32, torch.bfloat16))
+    again = HFTarget(half.model.to(torch.float32))  # the same numbers
+    assert len({fingerprint(half), fingerprint(whole), fingerprint(whole, half=True)}) == 3
+    assert fingerprint(again) != fingerprint(HFTarget(build("llama", torch.bfloat16)))
 
 
 def test_a_cache_is_bounded(tmp_path: Path) -> None:

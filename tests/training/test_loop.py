@@ -15,7 +15,7 @@ from objective_world import see, target
 from torch import Tensor
 from training_world import RECIPE, documents, unequal
 
-from outrider import checkpoints, drafters
+from outrider import checkpoints, drafters, files
 from outrider.backends.torch import HFTarget
 from outrider.checkpoints.write import write
 from outrider.params import InputError
@@ -295,6 +295,50 @@ def test_epochs_keep_features_in_the_runs_folder_until_it_ends(
     full = run(model, tmp_path / "full", recipe)
     assert all(read[-20:])
     assert kept.loss == pytest.approx(full.loss, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["best/thesis.txt", "last/a", "log.jsonl", "features/mine.safetensors"])
+def test_what_no_training_has_written_is_kept(model: HFTarget, tmp_path: Path, name: str) -> None:
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text("mine")
+    with pytest.raises(InputError, match=r"that no training has written; give another --out"):
+        run(model, tmp_path)
+    assert [p.relative_to(tmp_path) for p in tmp_path.rglob("*") if p.is_file()] == [Path(name)]
+
+
+def test_a_cache_that_was_asked_for_stays(model: HFTarget, tmp_path: Path) -> None:
+    run(model, tmp_path, replace(RECIPE, cache=str(tmp_path / "features")))
+    assert len(list((tmp_path / "features").iterdir())) > 1
+
+
+def test_a_folder_has_one_training(model: HFTarget, tmp_path: Path) -> None:
+    with files.alone(tmp_path / "lock"), pytest.raises(InputError, match="another run is writing"):
+        run(model, tmp_path)
+    run(model, tmp_path)
+    assert not (tmp_path / "lock").exists()
+
+
+@pytest.mark.parametrize("name", ["q?x", "a + b"])
+def test_a_folder_that_no_spec_can_name_is_refused_at_once(model: HFTarget, tmp_path: Path, name: str) -> None:
+    with pytest.raises(InputError, match="could not be named"):
+        run(model, tmp_path / name)
+
+
+def test_a_run_that_is_done_is_not_judged_by_other_data(model: HFTarget, tmp_path: Path) -> None:
+    done = run(model, tmp_path)
+    assert loop.train(model, documents(30), tmp_path, RECIPE, quiet=True) == done
+
+
+def test_what_was_learned_is_never_held_out(model: HFTarget, tmp_path: Path) -> None:
+    """Of 10 documents half are held out; the least hashes of 20 would be others."""
+    few, many = documents(10), documents(20)
+    loop.train(model, few, tmp_path, RECIPE, stop=2, quiet=True)
+    kept = checkpoint.read(tmp_path / "checkpoint.pt")
+    assert kept is not None
+    before = {d.key for d in data.split(few)[1]}
+    learned, held = data.split(many, known=kept["held_out"])
+    assert {d.key for d in held} == before != {d.key for d in data.split(many)[1]}
+    assert len(learned) == 15
 
 
 def test_progress_shows_the_share_of_the_machines_rate(model: HFTarget, tmp_path: Path) -> None:

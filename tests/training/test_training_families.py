@@ -39,6 +39,16 @@ def text(target: HFTarget, spec: str, temperature: float) -> list[int]:
     return row.output
 
 
+@pytest.mark.parametrize("method", ["eagle", "eagle3", "block"])
+@pytest.mark.parametrize("name", ["gpt2", "bloom", "gpt_neo", "mpt"])
+def test_a_layer_is_as_wide_as_those_of_configs_with_other_names(name: str, method: str) -> None:
+    target = HFTarget(build(name, torch.float32))
+    options = {"taps": (0, 1, 2)} if method in ("eagle3", "block") else {}
+    shape = objectives.build(method, target, documents(), options).net.config.layer
+    assert shape.heads == target.model.config.num_attention_heads > 1
+    assert shape.heads * shape.head_dim == target.hidden
+
+
 @needs_code
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("draft_vocab", [40, 0])

@@ -64,9 +64,10 @@ class Analysis:
         """Fill in figures of time and acceptance."""
         figures = rates(table, bases)
         usages, first = table.usages(), table.samples[0]
-        if usages:
+        if any(u.rounds for rows in usages for u in rows):
             figures["tau"] = metrics.tau(usages)
-        fill(cell, {**metrics.rounds(usages), **{name: f.estimate for name, f in figures.items()}})
+        fields = {**metrics.rounds(usages), "round_ms": metrics.round_ms(table.turns())} if usages else {}
+        fill(cell, {**fields, **{name: f.estimate for name, f in figures.items()}})
         cell.prompts, cell.repeats = sum(len(s.prompts) for s in first), len(table.samples)
         cell.new_tokens = sum(len(row) for s in first for t in s.turns for row in t.tokens)
         cell.prompt_tokens = round(float(np.mean([n for s in first for n in s.lengths])), 1)

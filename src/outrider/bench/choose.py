@@ -23,6 +23,7 @@ from .document import Cell, Estimate
 from .metrics import speed
 from .models import Models
 from .runner import WARM, Group, Runner, fitting
+from .sources import user_turns
 from .store import Store
 from .tasks import expand, load
 from .types import PLAIN, Method, Prompt, Task
@@ -113,8 +114,8 @@ def task_of(model: str, prompts: Sequence[object]) -> Task:
         mixed = [p for row in zip(*(load(name).prompts for name in expand(names)), strict=False) for p in row]
         return Task("prompts", tuple(replace(p, id=str(i)) for i, p in enumerate(mixed)))
     turns = [
-        (p,) if isinstance(p, str) else tuple(m["content"] for m in p if m["role"] == "user")  # type: ignore[attr-defined]
-        for p in prompts
+        (p,) if isinstance(p, str) else user_turns(f"prompt {i}", p)  # type: ignore[arg-type]
+        for i, p in enumerate(prompts, 1)
     ]
     raw = all(isinstance(p, str) for p in prompts)
     return Task("prompts", tuple(Prompt(str(i), t) for i, t in enumerate(turns)), raw=raw)

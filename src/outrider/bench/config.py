@@ -64,6 +64,8 @@ class Config:
         for name, count in {**counts, "--limit": self.limit, "threads": self.threads}.items():
             if count is not None and count < 1:
                 raise InputError(f"{name} must be at least 1, not {count}")
+        if self.tokens < 2:
+            raise InputError("--max-new-tokens must be at least 2: the prompt's pass gives the first token of a text")
         if self.max_minutes is not None and not self.max_minutes > 0:
             raise InputError(f"--max-minutes must be above 0, not {self.max_minutes:g}")
         if not 0 <= min(self.temperatures) <= max(self.temperatures) < float("inf"):

@@ -102,6 +102,8 @@ class Table:
         theirs = {s.pair_key: s for s in others}
         if not self.samples or any(s.pair_key not in theirs for run in self.samples for s in run):
             return None
+        if not any(tokens(s) for s in theirs.values()):
+            return None  # texts of one token have no decoding speed
         each = [
             quotient(speed(run, prefill), speed([theirs[s.pair_key] for s in run], prefill)) for run in self.samples
         ]
@@ -113,6 +115,10 @@ class Table:
         first = self.samples[0] if self.samples else []
         usages = [[u for t in s.turns for u in t.usages] for s in first]
         return usages if all(usages) else []
+
+    def turns(self) -> list[list[Usage]]:
+        """[turn of a chunk][row] of the first repeat."""
+        return [list(t.usages) for s in self.samples[0] for t in s.turns]
 
 
 def tokens(sample: Sample) -> int:
@@ -163,18 +169,16 @@ def depths(usages: Sequence[Sequence[Usage]]) -> list[Depth]:
     return rows
 
 
-def round_ms(usages: Sequence[Sequence[Usage]]) -> RoundTime:
-    """Milliseconds per round by part. Rows of a batch share their rounds, so the longest row is taken."""
-    longest = [max(rows, key=lambda u: u.rounds) for rows in usages]
+def round_ms(turns: Sequence[Sequence[Usage]]) -> RoundTime:
+    """Milliseconds per round by part. Rows of a turn share their rounds, so the longest row is taken."""
+    longest = [max(rows, key=lambda u: u.rounds) for rows in turns]
     count = max(1, sum(u.rounds for u in longest))
     parts = ("draft_seconds", "verify_seconds", "overhead_seconds")
     return RoundTime(*(round(1e3 * sum(getattr(u, key) for u in longest) / count, 4) for key in parts))
 
 
 def rounds(usages: Sequence[Sequence[Usage]]) -> dict[str, Any]:
-    """The fields of a cell about its rounds; none if the method does not count rounds."""
-    if not usages:
-        return {}
+    """The fields of a cell about its rounds."""
     count, drafted, tested = (
         sum(getattr(u, k) for rows in usages for u in rows) for k in ("rounds", "drafted", "tested")
     )
@@ -183,7 +187,6 @@ def rounds(usages: Sequence[Sequence[Usage]]) -> dict[str, Any]:
         "alpha": alpha(usages).estimate if tested else None,
         "nodes": round((drafted + count) / count, 3) if count else None,
         "depths": depths(usages),
-        "round_ms": round_ms(usages),
     }
 
 

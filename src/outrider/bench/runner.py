@@ -19,7 +19,7 @@ from time import monotonic, perf_counter
 from typing import Any
 from zlib import crc32
 
-from ..params import InputError
+from ..params import InputError, first_line
 from . import checks, peers
 from .models import Models
 from .store import Store
@@ -218,11 +218,6 @@ class Runner:
                 messages += [{"role": "assistant", "content": reply}, {"role": "user", "content": question}]
             ids = llm.encode(messages)
         return cut(ids, task.cut) if task.cut else ids
-
-
-def first_line(error: Exception) -> str:
-    """The first line of an exception's message."""
-    return next((line for line in str(error).splitlines() if line.strip()), "no message")
 
 
 def digest(task: Task, prompts: Sequence[Prompt]) -> int:

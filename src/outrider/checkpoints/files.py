@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from .. import hub, shipped
-from ..params import InputError
+from ..params import InputError, first_line
 
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # each also in shards, listed by NAME.index.json
 
@@ -27,13 +27,7 @@ def folder_of(path: str | Path) -> Path:
         return folder
     if folder.exists() or "/" not in str(path):
         raise InputError(f"there is no folder {path}; name the folder or the hub id of a drafter")
-    hub.ensure(str(path))
-    from huggingface_hub import snapshot_download
-
-    try:
-        return Path(snapshot_download(str(path), allow_patterns=["*.json", "*.safetensors", "*.bin", "*.pt"]))
-    except Exception as error:  # the hub's client has many exception types
-        raise InputError(f"there is no folder {path}, and the hub does not give it ({_line(error)})") from None
+    return hub.folder(str(path), "", ("*.json", "*.safetensors", "*.bin", "*.pt"))
 
 
 def json_of(file: Path) -> dict[str, Any]:
@@ -100,7 +94,7 @@ def _safe(file: Path) -> Iterator[Any]:
         with safe_open(file, framework="pt") as opened:
             yield opened
     except (SafetensorError, OSError) as error:
-        raise InputError(f"{file} is damaged ({_line(error)}); fetch it again") from None
+        raise InputError(f"{file} is damaged ({first_line(error)}); fetch it again") from None
 
 
 def _unpickled(file: Path) -> dict[str, Tensor]:
@@ -115,7 +109,7 @@ def _unpickled(file: Path) -> dict[str, Tensor]:
     except pickle.UnpicklingError:
         raise InputError(f"{file} holds more than tensors and is not loaded, since a pickle can run code") from None
     except (RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
-        raise InputError(f"{file} is damaged ({_line(error)}); fetch it again") from None
+        raise InputError(f"{file} is damaged ({first_line(error)}); fetch it again") from None
     if not isinstance(tensors, dict) or not all(isinstance(t, Tensor) for t in tensors.values()):
         raise InputError(f"{file} is not a table of tensors; export the drafter's state dict alone")
     return tensors
@@ -145,13 +139,8 @@ def put(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor], 
         try:
             save_file(kept, folder / name, metadata={"format": "pt"})
         except SafetensorError as error:  # such as a full disk
-            raise OSError(_line(error)) from None
+            raise OSError(first_line(error)) from None
     else:
         torch.save(kept, folder / name)
     text = json.dumps(config, indent=2) + "\n"
     (folder / "config.json").write_text(text, encoding="utf-8")
-
-
-def _line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return (lines[0] if lines else type(error).__name__)[:160].rstrip(".")

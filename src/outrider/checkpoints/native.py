@@ -125,6 +125,6 @@ def save(folder: str | Path, method: str, net: nn.Module, config: Any = None, ta
         target: the target it was trained for, whose mark is written too.
     """
     Path(folder).mkdir(parents=True, exist_ok=True)
-    mark = str(getattr(target, "mark", ""))
+    mark = "" if target is None else target.mark
     checkpoint = Checkpoint("native", method, to_dict(config or net.config), net.state_dict(), mark=mark)
     write(checkpoint, Path(folder))

@@ -15,11 +15,22 @@ from torch import Tensor
 from .. import hub
 from ..backends.torch.tensors import dtype_of, embed, head
 from ..core.protocols import Target
-from ..params import InputError
+from ..params import InputError, first_line
 from .files import Weights, json_of
 
 EMBEDDINGS = ("model.embed_tokens.weight", "embed_tokens.weight", "transformer.wte.weight", "gpt_neox.embed_in.weight")
 HEADS = ("lm_head.weight", "embed_out.weight")
+SIZES = {  # the names of a size in the configs of families
+    "layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
+    "heads": ("num_attention_heads", "n_head", "n_heads", "num_heads"),
+    "inner": ("intermediate_size", "n_inner", "ffn_hidden_size", "ffn_dim"),
+    "context": ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"),
+}
+
+
+def size_of(config: Mapping[str, Any], what: str) -> int:
+    """A size (a key of SIZES) that a config states; 0 if it does not."""
+    return next((int(config[name]) for name in SIZES[what] if config.get(name)), 0)
 
 
 @dataclass(frozen=True)
@@ -55,7 +66,7 @@ class Facts:
     @classmethod
     def at(cls, model: str | Path) -> Facts:
         """The facts of a folder or hub id, from its config and two of its tensors."""
-        raw = _json(model, "config.json")
+        raw = json_of(_file(model, "config.json"))
         config = {**raw, **raw["text_config"]} if isinstance(raw.get("text_config"), dict) else raw
         weights = _weights(model)
         table = _one(weights, EMBEDDINGS, model)
@@ -73,8 +84,7 @@ class Facts:
             return weight if logits == 1.0 else weight * logits
 
         vocab, hidden = weights.shape(tail)
-        layers = int(config.get("num_hidden_layers") or config.get("n_layer") or 0)
-        context = int(config.get("max_position_embeddings") or config.get("n_positions") or 2048)
+        layers, context = size_of(config, "layers"), size_of(config, "context") or 2048
         return cls(str(model), vocab, hidden, layers, context, config, embedding, head, scale != 1.0)
 
     @property
@@ -114,10 +124,6 @@ def _one(weights: Weights, names: tuple[str, ...], model: object) -> str:
     raise InputError(f"the weights of {model} have none of {', '.join(names)}; Outrider does not support this target")
 
 
-def _json(model: str | Path, name: str) -> dict[str, Any]:
-    return json_of(_file(model, name))
-
-
 def _file(model: str | Path, name: str) -> Path:
     if Path(model).is_dir():
         return Path(model) / name
@@ -129,8 +135,7 @@ def _file(model: str | Path, name: str) -> Path:
     try:
         return Path(hf_hub_download(str(model), name))
     except Exception as error:
-        lines = str(error).strip().splitlines()
-        why = (lines[0] if lines else type(error).__name__)[:160].rstrip(".")
+        why = first_line(error)
         raise InputError(f"there is no folder {model}, and the hub does not give its {name} ({why})") from None
 
 

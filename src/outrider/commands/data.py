@@ -77,7 +77,10 @@ def generate(
     items = list(questions.questions(data))[:limit]
     names: list[Any] = questions.keys([what for _, what in items]) if endpoint else list(range(len(items)))
     with files.alone(out):
-        have = questions.finished(Path(out), str if endpoint else int)
+        answers_there = questions.finished(Path(out), str if endpoint else int)
+    if not endpoint:
+        questions.same_questions(Path(out), answers_there, [what for _, what in items])
+    have = set(answers_there)
     if items and have >= set(names):
         there = f"all {len(items)} questions already have answers in {out}"
         report(as_json, out, len(items), 0, there)

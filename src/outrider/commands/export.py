@@ -47,6 +47,7 @@ def export(
     place = located(model)  # before torch is imported
     from ..checkpoints import read
     from ..checkpoints.check import check
+    from ..checkpoints.files import folder_of
     from ..checkpoints.write import trimmed, write
 
     facts = facts_of(place)
@@ -58,7 +59,7 @@ def export(
             raise InputError(f"the export failed its check and was not written: {'; '.join(faults)}")
 
     if out is None:
-        inspect(shipped.folder_of(folder))
+        inspect(folder_of(folder))
     else:
         checkpoint = read(folder, facts)
         write(checkpoint, to, facts, out, inspect if verify else None)

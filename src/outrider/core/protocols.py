@@ -232,14 +232,19 @@ class Drafter(Protocol):
     counts: bool = False  # are its confidences counts? Then their acceptance rates are learned (`Rates`)
     reads_tree: bool = True  # does `observe` look at a round's nodes, or at its tokens alone?
     scale: float | None = None  # s of its confidences softmax(r / s), where they can be scaled
+    samples: bool = False  # can it sample its trees, as `rejection` and `block` allow?
     reopens: bool = True  # does its state depend on the text alone, so that a prefill restores it?
     parts: Sequence[Drafter] = ()  # of a mix or a choice
-    models: Sequence[Target] = ()  # draft models, which are targets of their own
 
     @property
     def uncalibrated(self) -> Drafter:
         """The drafter itself, without its calibration (`drafters/_calibrated.py`)."""
         return self
+
+    @property
+    def models(self) -> Sequence[Target]:
+        """Draft models, its own and its parts', which are targets of their own."""
+        return [model for part in self.parts for model in part.models]
 
     @property
     def learners(self) -> Sequence[Any]:

@@ -22,13 +22,13 @@ from ..nets.kv_cache import KVCache
 from ..nets.network import Network
 from . import _heads, _weights, block
 from ._features import ends_of
-from ._growth import Growth
+from ._growth import Grown, Growth
 from ._waiting import Pending, Waiting
 from .block import BlockTrees, Request
 
 
 @dataclass(frozen=True)
-class BlockDrafter(Drafter):
+class BlockDrafter(Grown):
     """A trained block drafter for one target."""
 
     net: BlockNet
@@ -43,10 +43,6 @@ class BlockDrafter(Drafter):
     @property
     def taps(self) -> tuple[int, ...]:  # type: ignore[override]
         return self.config.taps
-
-    @property
-    def scale(self) -> float:  # type: ignore[override]
-        return self.growth.scale
 
     @property
     def vocab(self) -> int:

@@ -30,7 +30,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..budgets.acceptance import Ratio, bin_of
-from ..core.protocols import Drafter, Drafting, Round
+from ..core.protocols import Drafter, Drafting, Round, Target
 from ..core.types import Budget, DraftTree, Rows
 
 KEEP = 0.998  # of the information, per family: what the fit remembers is worth 500 of them
@@ -135,6 +135,10 @@ class Calibrated(Drafter):
     @property
     def learners(self) -> list[Any]:
         return [self.fit, *self.inner.learners]
+
+    @property
+    def models(self) -> Sequence[Target]:
+        return self.inner.models
 
     @property
     def taps(self) -> tuple[int, ...]:  # type: ignore[override]

@@ -1,8 +1,8 @@
-"""What the drafters share: options and corpora, the depth that is of use, forking the state of rows."""
+"""What the drafters share: corpora, the depth that is of use, forking the state of rows."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, runtime_checkable
@@ -12,27 +12,10 @@ from ..core.types import Budget, Rows
 from ..params import InputError
 
 
-def refuse(drafter: str, unknown: Mapping[str, Any], path: str | None = None) -> None:
-    """Refuse options that a drafter does not have, and a path where none is read."""
-    if unknown:
-        raise InputError(f"the drafter {drafter} has no option {', '.join(sorted(unknown))}")
+def no_file(drafter: str, path: str | None) -> None:
+    """Refuse a path where none is read."""
     if path is not None:
         raise InputError(f"the drafter {drafter} reads no file; leave out {path!r}")
-
-
-def integer(name: str, value: Any, least: int = 1, most: int = 1 << 30) -> int:
-    """An integer option within bounds."""
-    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-        bounds = f"of at least {least}" if most == 1 << 30 else f"from {least} to {most}"
-        raise InputError(f"{name} must be a whole number {bounds}, not {value!r}")
-    return value
-
-
-def flag(name: str, value: Any) -> bool:
-    """A yes-or-no option."""
-    if not isinstance(value, bool):
-        raise InputError(f"{name} must be true or false, not {value!r}")
-    return value
 
 
 def corpus(drafter: str, path: str, tokenizer: Any) -> list[int]:

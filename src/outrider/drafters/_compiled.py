@@ -16,10 +16,10 @@ from ..backends.native.abi import Library
 from ..backends.native.drafts import Pairs, SlotCache
 from ..backends.native.grow import Eagle
 from ..backends.native.library import library
-from ..core.protocols import Drafter, Drafting, Round, Target
+from ..core.protocols import Drafting, Round, Target
 from ..core.types import Array, Budget, DraftTree, Rows
 from . import _ranks
-from ._growth import Growth, Step
+from ._growth import Grown, Growth, Step
 
 MOST = 2048  # pairs in the queue of a row
 
@@ -101,17 +101,13 @@ class PairDrafting(Drafting):
 
 
 @dataclass(frozen=True)
-class CompiledEagle(Drafter):
+class CompiledEagle(Grown):
     """A trained EAGLE or EAGLE-3 in compiled code."""
 
     compiled: Eagle
     growth: Growth
     vocab: int  # the target's
     taps: tuple[int, ...] = ()
-
-    @property
-    def scale(self) -> float:  # type: ignore[override]
-        return self.growth.scale
 
     def open(self, prompts: Sequence[Sequence[int]], capacity: int) -> EagleDrafting:
         last = np.zeros((len(prompts), self.compiled.shape.hidden), np.float32)

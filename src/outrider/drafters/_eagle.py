@@ -18,7 +18,7 @@ from ..nets.layer import Attend, Layer, Store
 from ..nets.network import Network
 from . import _eagles, _heads, _weights
 from ._features import FeatureDrafting, loader
-from ._growth import STATIC, Growth
+from ._growth import STATIC, Grown, Growth
 
 
 class EagleNet(nn.Module):
@@ -64,7 +64,7 @@ class EagleNet(nn.Module):
 
 
 @dataclass(frozen=True)
-class EagleDrafter(Drafter):
+class EagleDrafter(Grown):
     """A trained EAGLE for one target: its network, the tree it grows, and the head for the tokens that it can draft."""
 
     net: EagleNet
@@ -74,10 +74,6 @@ class EagleDrafter(Drafter):
     head: Callable[[Tensor], Tensor]  # of the draft vocabulary, taken from the target's
     names: Tensor | None  # token ids of the draft vocabulary; None: it is the target's own
     taps: tuple[int, ...] = (-1,)
-
-    @property
-    def scale(self) -> float:  # type: ignore[override]
-        return self.growth.scale
 
     @property
     def layer(self) -> Layer:

@@ -21,7 +21,7 @@ from ..nets.layer import Attend, Layer, LayerShape, RMSNorm, Store
 from ..nets.network import Network
 from . import _eagles, _heads, _lattice, _ranks, _weights
 from ._features import FeatureDrafting, loader
-from ._growth import STATIC, Growth
+from ._growth import STATIC, Grown, Growth
 
 
 class MidLayer(Layer):
@@ -105,7 +105,7 @@ class Eagle3Net(nn.Module):
 
 
 @dataclass(frozen=True)
-class Eagle3Drafter(Drafter):
+class Eagle3Drafter(Grown):
     """A trained EAGLE-3 for one target."""
 
     net: Eagle3Net
@@ -119,10 +119,6 @@ class Eagle3Drafter(Drafter):
     @property
     def taps(self) -> tuple[int, ...]:  # type: ignore[override]
         return self.config.taps
-
-    @property
-    def scale(self) -> float:  # type: ignore[override]
-        return self.growth.scale
 
     @property
     def layer(self) -> Layer:

@@ -1,4 +1,4 @@
-"""Trees grown by a drafter that steps: what model, EAGLE, EAGLE-3, Medusa and Hydra share.
+"""Trees grown by a drafter that steps: what model, Mamba, EAGLE, EAGLE-3, block and Hydra share.
 
 `step(fed, since)` gives the logits [b, fed - since, v] below the nodes `fed.tokens[:, since:]`; `first` [b, 1, v] are
 those below the root. Logits are numpy arrays or tensors; trees are built on the host. Under `coupled` candidates are
@@ -22,6 +22,7 @@ import numpy as np
 from ..backends.native.drafts import Shape
 from ..core import sampling
 from ..core.growth import Indices, grow
+from ..core.protocols import Drafter
 from ..core.tree import append, from_lists, root_only, template
 from ..core.types import Array, Budget, DraftTree, Rows
 from ..params import InputError
@@ -31,6 +32,18 @@ from ._logits import array, rank
 Step = Callable[[DraftTree, int], Any]
 TREES = ("dynamic", "best", "static", "chain")
 WIDEST = 10  # the paper's k: nodes expanded per layer
+
+
+class Grown(Drafter):
+    """A drafter that grows its trees by a `Growth`."""
+
+    growth: Growth
+    samples = True
+
+    @property
+    def scale(self) -> float:  # type: ignore[override]
+        """s of its confidences."""
+        return self.growth.scale
 
 
 @dataclass(frozen=True)
@@ -44,7 +57,7 @@ class Growth:
     FILE     a static tree that `outrider tune-tree` wrote, cut to its most valuable nodes; greedy63: see `_ranks.py`
 
     `nodes` caps the budget and counts the root, as the papers' code does (60 are 59 drafted tokens and the root).
-    `value`, `rerank`: EAGLE-2's ablations, see `tree.grow`.
+    `value`, `rerank`: EAGLE-2's ablations, see `growth.grow`.
     """
 
     tree: str = "dynamic"

@@ -26,12 +26,12 @@ from ..backends.torch.attention import switched
 from ..backends.torch.carrier import carrier
 from ..backends.torch.families import experts_of
 from ..core.growth import Indices
-from ..core.protocols import Drafter, Drafting, Round
+from ..core.protocols import Drafting, Round
 from ..core.types import Array, Budget, DraftTree, Rows
-from ..params import InputError
+from ..params import InputError, first_line
 from . import _ranks
 from ._common import accepted
-from ._growth import Growth
+from ._growth import Grown, Growth
 from ._words import Words
 
 LONG = 32  # unread tokens beyond which one pass over the complete text is faster than a pass for each
@@ -124,7 +124,7 @@ def step(
 
 
 @dataclass(frozen=True)
-class HybridDrafter(Drafter):
+class HybridDrafter(Grown):
     """A recurrent model of transformers, and how its tokens stand to the target's. `batch` bounds the states advanced
     in one pass."""
 
@@ -132,10 +132,6 @@ class HybridDrafter(Drafter):
     words: Words
     growth: Growth
     batch: int = 1024
-
-    @property
-    def scale(self) -> float:  # type: ignore[override]
-        return self.growth.scale
 
     @torch.no_grad()
     def open(self, prompts: Sequence[Sequence[int]], capacity: int) -> HybridDrafting:
@@ -231,8 +227,7 @@ def check(net: Any) -> None:
     try:
         apart, control = proof(net)
     except (RuntimeError, ValueError, TypeError, AttributeError, KeyError, IndexError, AssertionError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise InputError(f"the state of {kind} cannot be cloned ({reason[:200].rstrip('.')})") from error
+        raise InputError(f"the state of {kind} cannot be cloned ({first_line(error)})") from error
     if not apart <= ALLOWED[net.dtype not in FINE] * control:
         hint = "" if net.dtype in FINE else "; try dtype=float32: if the difference stays, the state is wrong"
         raise InputError(

@@ -143,7 +143,7 @@ def fresh(
 
 
 @dataclass(frozen=True)
-class HydraDrafter(Drafter):
+class HydraDrafter(_growth.Grown):
     """Trained Hydra heads for one target."""
 
     net: HydraNet
@@ -152,10 +152,6 @@ class HydraDrafter(Drafter):
     growth: _growth.Growth
     names: Tensor | None  # token ids of the draft vocabulary; None: it is the target's own
     taps: tuple[int, ...] = (-1,)
-
-    @property
-    def scale(self) -> float:  # type: ignore[override]
-        return self.growth.scale
 
     def open(self, prompts: Sequence[Sequence[int]], capacity: int) -> HydraDrafting:
         shape = self.config.layer

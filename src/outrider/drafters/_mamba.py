@@ -16,11 +16,11 @@ from ..backends.torch.tensors import dtype_of, tensor
 from ..checkpoints.files import folder_of
 from ..checkpoints.mamba import original, read
 from ..core.growth import Indices
-from ..core.protocols import Drafter, Drafting, Target
+from ..core.protocols import Drafting, Target
 from ..core.types import Budget, DraftTree, Rows
 from ..nets import mamba as ssm
 from . import _weights
-from ._growth import Growth
+from ._growth import Grown, Growth
 from ._stock import check_whole, same
 from ._text import TextDrafter, across
 from ._words import Words
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class MambaDrafter(Drafter):
+class MambaDrafter(Grown):
     """A Mamba or Mamba-2 of transformers, and how its tokens stand to the target's. `batch` bounds the states advanced
     in one pass."""
 
@@ -39,10 +39,6 @@ class MambaDrafter(Drafter):
     words: Words
     growth: Growth
     batch: int = 1024
-
-    @property
-    def scale(self) -> float:  # type: ignore[override]
-        return self.growth.scale
 
     def open(self, prompts: Sequence[Sequence[int]], capacity: int) -> TensorMambaDrafting:
         return TensorMambaDrafting(self, ssm.empty(self.net, len(prompts)), [self.words.read(p) for p in prompts])

@@ -23,7 +23,7 @@ from ..nets.configs import OUT, BlockConfig
 from ..params import InputError
 from . import _lattice, _ranks
 from ._compiled import PairDrafting
-from ._growth import Growth
+from ._growth import Grown, Growth
 from ._trained import Method, Shapes, in_tensors, layer_shapes, names_of
 
 
@@ -136,7 +136,7 @@ class PairHead:
 
 
 @dataclass(frozen=True)
-class CompiledBlock(Drafter):
+class CompiledBlock(Grown):
     """A trained block drafter in compiled code."""
 
     compiled: Block
@@ -146,10 +146,6 @@ class CompiledBlock(Drafter):
     pairs: PairHead | None
     places: Array | None  # the draft vocabulary's index of every target id
     taps: tuple[int, ...] = ()
-
-    @property
-    def scale(self) -> float:  # type: ignore[override]
-        return self.growth.scale
 
     @property
     def names(self) -> Array | None:

@@ -29,7 +29,7 @@ from ..core.types import Array, Budget, DraftTree, Rows
 from ..nets.configs import HydraConfig
 from . import _ranks
 from ._compiled import PairDrafting, last_features
-from ._growth import Growth, Step
+from ._growth import Grown, Growth, Step
 from ._trained import Method, Shapes, in_tensors, layer_shapes, names_of
 
 TREES = ("dynamic", "static", "chain")
@@ -56,7 +56,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class CompiledHydra(Drafter):
+class CompiledHydra(Grown):
     """Trained Hydra heads in compiled code."""
 
     compiled: Hydra
@@ -65,10 +65,6 @@ class CompiledHydra(Drafter):
     vocab: int  # the target's
     prefix: Prefix | None = None  # Hydra++'s layer
     taps: tuple[int, ...] = (-1,)
-
-    @property
-    def scale(self) -> float:  # type: ignore[override]
-        return self.growth.scale
 
     def open(self, prompts: Sequence[Sequence[int]], capacity: int) -> HydraTrees:
         if self.prefix is None:

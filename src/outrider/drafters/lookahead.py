@@ -27,8 +27,8 @@ from ..core import sampling
 from ..core.protocols import Drafter, Drafting, Round, Target
 from ..core.tree import from_paths
 from ..core.types import Budget, DraftTree, Rows
-from ..params import Sampling
-from ._common import flag, integer, refuse, selected, useful
+from ..params import Sampling, integer
+from ._common import no_file, selected, useful
 from ._logits import array
 
 
@@ -185,9 +185,8 @@ def load(
     ngram: int = 5,
     guesses: int = 7,
     text: bool = True,
-    **unknown: Any,
 ) -> LookaheadDrafter:
     """Lookahead decoding with W = `window`, N = `ngram`, G = `guesses`."""
-    refuse("lookahead", unknown, path)
+    no_file("lookahead", path)
     sizes = integer("window", window), integer("ngram", ngram, least=2, most=32), integer("guesses", guesses)
-    return LookaheadDrafter(*sizes, flag("text", text))
+    return LookaheadDrafter(*sizes, text)

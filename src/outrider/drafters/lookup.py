@@ -24,7 +24,8 @@ from typing import Any
 from ..core.protocols import Drafter, Drafting, Round, Target
 from ..core.tree import from_lists
 from ..core.types import Budget, DraftTree, HostRow, Rows
-from ._common import integer, refuse, selected, useful
+from ..params import integer
+from ._common import no_file, selected, useful
 
 LONG = 16  # tokens of a match that are looked at
 TRIES = 8  # occurrences looked at per match wanted: bounds a round on repetitive texts
@@ -170,8 +171,7 @@ def load(
     ngram: int = 3,
     tokens: int = 10,
     matches: int = 3,
-    **unknown: Any,
 ) -> LookupDrafter:
     """Prompt lookup: n-grams of `ngram` down to 1, drafts of `tokens` tokens, up to `matches` of them as a tree."""
-    refuse("lookup", unknown, path)
+    no_file("lookup", path)
     return LookupDrafter(integer("ngram", ngram, most=16), integer("tokens", tokens), integer("matches", matches))

@@ -26,12 +26,12 @@ from ..backends.native.grow import Mamba, MambaSizes, mamba
 from ..core.growth import Indices
 from ..core.protocols import Drafter, Drafting, Round, Target
 from ..core.types import Array, Budget, DraftTree, Rows
-from ..params import InputError
+from ..params import InputError, integer
 from ..shipped import folder_of, placed
 from . import _ranks
-from ._common import accepted, integer
+from ._common import accepted
 from ._compiled import code_for
-from ._growth import Growth
+from ._growth import Grown, Growth
 from ._text import across, check_tokenizer, check_way, tokenizer_of
 from ._trained import Shapes, cast, finite, in_tensors
 from ._words import Same, Words, names_in
@@ -143,7 +143,7 @@ class MambaDrafting(Drafting):
 
 
 @dataclass(frozen=True)
-class CompiledMamba(Drafter):
+class CompiledMamba(Grown):
     """A Mamba-2 in compiled code, and how its tokens stand to the target's."""
 
     compiled: Mamba
@@ -151,10 +151,6 @@ class CompiledMamba(Drafter):
     growth: Growth
     empty: Callable[[int], States] = field(repr=False)  # states of so many rows before the first token
     batch: int = 1024
-
-    @property
-    def scale(self) -> float:  # type: ignore[override]
-        return self.growth.scale
 
     def open(self, prompts: Sequence[Sequence[int]], capacity: int) -> CompiledMambaDrafting:
         return CompiledMambaDrafting(self, self.empty(len(prompts)), [self.words.read(p) for p in prompts])

@@ -32,9 +32,8 @@ from ..core.protocols import Drafter, Drafting, Round, Target
 from ..core.tree import root_only
 from ..core.types import Array, Budget, DraftTree, Rows
 from ..nets.configs import MedusaConfig
-from ..params import InputError
+from ..params import InputError, integer
 from . import _ranks
-from ._common import integer
 from ._compiled import last_features
 from ._logits import rank
 from ._trained import Method, Shapes, in_tensors, names_of

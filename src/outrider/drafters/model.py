@@ -16,14 +16,14 @@ import numpy as np
 from ..backends.choose import PRECISIONS, readable
 from ..backends.native.target import NativeTarget
 from ..core.growth import Indices
-from ..core.protocols import Drafter, Drafting, Round, Session, Target
+from ..core.protocols import Drafting, Round, Session, Target
 from ..core.tree import chain
 from ..core.types import Array, Budget, DraftTree, Rows
 from ..names import check_native, find, weights_of
 from ..params import INTEGERS, InputError, check_weights
 from . import _ranks
 from ._common import accepted
-from ._growth import WIDEST, Growth
+from ._growth import WIDEST, Grown, Growth
 from ._text import TextDrafter, across, check_tokenizer, check_way, tokenizer_of
 from ._words import Same, Words, check_names, names_in
 
@@ -31,7 +31,7 @@ PIECE = 64  # tokens that are read at once when drafting begins again
 
 
 @dataclass(frozen=True)
-class ModelDrafter(Drafter):
+class ModelDrafter(Grown):
     """A draft model, and how its tokens stand to the target's."""
 
     model: Target
@@ -39,11 +39,7 @@ class ModelDrafter(Drafter):
     growth: Growth
 
     @property
-    def scale(self) -> float:  # type: ignore[override]
-        return self.growth.scale
-
-    @property
-    def models(self) -> tuple[Target, ...]:  # type: ignore[override]
+    def models(self) -> tuple[Target, ...]:
         """The draft model."""
         return (self.model,)
 

@@ -22,8 +22,8 @@ from ..core.growth import grow
 from ..core.protocols import Drafter, Drafting, Round, Target
 from ..core.tree import append, from_lists, root_only, template
 from ..core.types import Array, Budget, DraftTree, Rows
-from ..params import InputError
-from ._common import corpus, integer, refuse, selected, useful
+from ..params import InputError, integer
+from ._common import corpus, selected, useful
 
 BACKOFF = 1.0
 STORE = 1 << 22  # values of distributions kept (32 MB)
@@ -190,10 +190,8 @@ def load(
     path: str | None = None,
     n: int = 2,
     width: int = 2,
-    **unknown: Any,
 ) -> NgramDrafter:
     """A unigram (`n=1`) or bigram drafter of a corpus file, or of each row's own text; `width` children per node."""
-    refuse("ngram", unknown)
     if target is None:
         raise InputError("the drafter ngram needs the target, whose vocabulary its distributions cover")
     n, width = integer("n", n, most=2), integer("width", width)

@@ -9,7 +9,7 @@ from typing import Any
 from ..core.protocols import Drafter, Drafting, Round, Target
 from ..core.tree import root_only
 from ..core.types import Budget, DraftTree, Rows
-from ._common import refuse
+from ._common import no_file
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class NoneDrafting(Drafting):
         assert isinstance(other, NoneDrafting)
 
 
-def load(target: Target | None, tokenizer: Any = None, path: str | None = None, **unknown: Any) -> NoneDrafter:
+def load(target: Target | None, tokenizer: Any = None, path: str | None = None) -> NoneDrafter:
     """Plain decoding; it has no options and no file."""
-    refuse("none", unknown, path)
+    no_file("none", path)
     return NoneDrafter()

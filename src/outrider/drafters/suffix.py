@@ -23,7 +23,8 @@ from typing import Any
 from ..core.protocols import Drafter, Drafting, Round, Target
 from ..core.tree import from_lists, priced
 from ..core.types import Budget, DraftTree, HostRow, Rows
-from ._common import corpus, flag, integer, refuse, selected, useful
+from ..params import integer
+from ._common import corpus, selected, useful
 
 TOP_K = 8  # successors of one context that are looked at, the most frequent first
 
@@ -273,13 +274,12 @@ class SuffixDrafting(Drafting):
 
 def load(
     target: Target | None, tokenizer: Any = None, path: str | None = None,
-    context: int = 16, persist: bool = False, keep: int = 65536, **unknown: Any,
+    context: int = 16, persist: bool = False, keep: int = 65536,
 ) -> SuffixDrafter:  # fmt: skip
     """Suffix decoding over the text, a corpus file (`path`) and, with `persist`, the last `keep` tokens written."""
-    refuse("suffix", unknown)
     context = integer("context", context, most=256)
     half = (integer("keep", keep) + 1) // 2
-    memory = Memory(half, Automaton(2 * context), Automaton(2 * context)) if flag("persist", persist) else None
+    memory = Memory(half, Automaton(2 * context), Automaton(2 * context)) if persist else None
     shared = None if path is None else Automaton(2 * context)
     if path is not None and shared is not None:
         shared.extend(0, corpus("suffix", path, tokenizer))

@@ -27,6 +27,7 @@ from ..core.protocols import Drafter, Drafting, Round, Session, Target, TargetOu
 from ..core.tree import root_only
 from ..core.types import Budget, DraftTree, Rows
 from ..drafters import _chain
+from ..engine.prefixes import common
 from ..params import InputError, Sampling
 
 KEY = "outrider"
@@ -176,7 +177,7 @@ class Drafted:
     def tell(self, new: Mapping[int, list[int]]) -> None:
         """The end of the round: the tokens of continuing rows; nothing is known of rows that left."""
         tokens = [new.get(row, []) for row in range(len(self.texts))]
-        accepted = [same(text[:-1], chain) for text, chain in zip(tokens, self.chains, strict=True)]
+        accepted = [common(text[:-1], chain) for text, chain in zip(tokens, self.chains, strict=True)]
         roots = [text[-1] if text else root for text, root in zip(tokens, self.view.root, strict=True)]
         observe(self.drafting, self.view, self.tree, accepted, roots, tokens)
 
@@ -255,8 +256,3 @@ def observe(
     """Update a drafting after a round, with the number of accepted tokens of each row's chain; without logits."""
     output = TargetOutput(np.zeros((*tree.tokens.shape, 0), np.float32))
     drafting.observe(Round(view, tree, output, [list(range(1 + n)) for n in accepted], roots, tokens))
-
-
-def same(a: Sequence[int], b: Sequence[int]) -> int:
-    """The length of the common prefix of two sequences."""
-    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

@@ -117,7 +117,7 @@ def audit(
     Raises:
         InputError: the model, the prompts or the number of samples do not allow an audit.
     """
-    if not hasattr(llm.target, "model") or llm.target.model.config.is_encoder_decoder:
+    if llm.target.separate:
         raise InputError("the audit supports decoder-only models; name one")
     if llm.target.integers:
         raise InputError("the audit compares with the stock model, which has full weights; load the model with those")
@@ -136,7 +136,7 @@ def audit(
     same = equality(engine, ids, seed, tokens, progress)
     biases = exact(seed, tensors=engine.target.device != "cpu")
     stats = statistics(engine, [p[-64:] for p in ids[:2]], samples, seed, progress)
-    bits = getattr(engine.target, "exact", "rounding") == "bits"
+    bits = engine.target.exact == "bits"
     return judge(llm.name, llm.drafter_name, rule, seed, same, biases, stats, bits)
 
 

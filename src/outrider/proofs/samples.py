@@ -76,7 +76,7 @@ def statistics(
 def drafts(engine: Engine) -> list[tuple[str, tuple[int, ...] | None]]:
     """The drafter's default drafts; under the rejection rules also sampled ones, if it supports them."""
     own: list[tuple[str, tuple[int, ...] | None]] = [("own", None)]
-    if engine.rule in ("rejection", "block") and hasattr(engine.drafter, "growth"):
+    if engine.rule in ("rejection", "block") and engine.drafter.uncalibrated.samples:
         own += [("sampled chain", (1, 1, 1))] if engine.rule == "block" else [("sampled tree", (2, 2))]
     return own
 

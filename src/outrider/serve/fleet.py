@@ -35,9 +35,10 @@ class Choice:
 
 @dataclass
 class Fleet:
-    """The loaded drafters, the first of them the default, and those that have failed."""
+    """The loaded drafters, and those that have failed."""
 
     drafters: dict[str, Drafter]
+    drafts: bool = True  # by default, with the first of them
     failed: dict[str, str] = field(default_factory=dict)  # name -> error message
     tell: Callable[[str, Exception], None] = lambda name, error: None
 
@@ -48,7 +49,8 @@ class Fleet:
 
     @property
     def default(self) -> str:
-        return next(iter(self.drafters), "")
+        """The drafter of a request that names none; "": it is decoded plainly."""
+        return next(iter(self.drafters), "") if self.drafts else ""
 
     @contextmanager
     def guard(self, name: str) -> Iterator[None]:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from ..core.types import Array
+from ..params import first_line
 from .protocol import Refusal, ResponseFormat, StructuredOutputs
 
 LARGEST = 64 << 10  # characters of a grammar or schema
@@ -172,7 +173,11 @@ class Grammars:
     def of_structure(given: StructuredOutputs | None) -> str | None:
         if given is None:
             return None
-        options = {name: value for name in ("json_", "regex", "choice", "grammar") if (value := getattr(given, name))}
+        options = {
+            name: value
+            for name in ("json_", "regex", "choice", "grammar")
+            if (value := getattr(given, name)) is not None
+        }
         if len(options) != 1:
             raise Refusal("structured_outputs takes one of json, regex, choice and grammar", "structured_outputs")
         ((name, value),) = options.items()
@@ -191,7 +196,10 @@ def lark(grammar: str) -> str:
     """A grammar in Lark's notation, in llguidance's form."""
     from llguidance import grammar_from
 
-    return str(grammar_from("grammar", grammar))
+    try:
+        return str(grammar_from("grammar", grammar))
+    except (ValueError, RecursionError) as error:
+        raise Refusal(f"the grammar cannot be used: {first_line(error)}", "structured_outputs") from None
 
 
 def of_schema(schema: dict[str, Any] | str, source: str) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import from_json
 
 # Fields that do not change the text: accepted and ignored.
@@ -49,6 +49,12 @@ class Strict(BaseModel):
     """A body without unknown fields, infinities or type coercion."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def without_nulls(cls, given: Any) -> Any:
+        """A field that is null counts as absent."""
+        return {name: value for name, value in given.items() if value is not None} if isinstance(given, dict) else given
 
 
 Token = Annotated[int, Field(ge=0, lt=1 << 31)]

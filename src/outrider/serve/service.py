@@ -117,7 +117,7 @@ class Service:
         if request.top_logprobs and not request.logprobs:
             raise Refusal("top_logprobs needs logprobs to be true", "top_logprobs")
         limit = requested or max(1, min(self.limits.output, self.llm.target.context - len(prompt)))
-        self.check_context(prompt, limit)
+        self.check_context(prompt, limit, "messages")
         top = request.top_logprobs if request.logprobs else None
         return self.call(request, channel, [prompt], limit, top, "chatcmpl", [], guide, caller)
 
@@ -132,7 +132,7 @@ class Service:
         several = isinstance(given, list) and not isinstance(given[0], int)
         prompts = [self.encode(p) for p in (given if several else [given])]
         for prompt in prompts:
-            self.check_context(prompt, request.max_tokens)
+            self.check_context(prompt, request.max_tokens, "prompt")
         echoes = []
         if request.echo:
             texts = [p if isinstance(p, str) else self.llm.decode(p) for p in (given if several else [given])]
@@ -178,12 +178,13 @@ class Service:
                 voices.append(Voice(job, stops, stops.stream(prompt), Places(stops.open(prompt))))
         return Call(name, request, channel, voices, sum(map(len, prompts)), echoes, caller)
 
-    def check_context(self, prompt: Sequence[int], limit: int) -> None:
+    def check_context(self, prompt: Sequence[int], limit: int, field: str) -> None:
+        """Refuse a prompt, that of `field`, which does not fit beside so many new tokens."""
         context = self.llm.target.context
         if len(prompt) + limit > context:
             raise Refusal(
                 f"the prompt has {len(prompt)} tokens and {limit} are requested, but the model's context is {context}; "
-                "shorten the prompt or ask for fewer", "max_tokens" if len(prompt) < context else "messages",
+                "shorten the prompt or ask for fewer", "max_tokens" if len(prompt) < context else field,
                 code="context_length_exceeded",
             )  # fmt: skip
 

@@ -82,7 +82,6 @@ def _loaded(model: Any, chosen: Sequence[str], options: dict[str, Any]) -> tuple
     loaded: dict[str, Drafter] = {llm.drafter_name: llm.drafter}
     for spec in chosen[1:]:
         loaded[spec] = drafters.load(spec, llm.target, llm.tokenizer)
-    loaded.pop("none", None)
     return llm, loaded
 
 
@@ -103,7 +102,8 @@ def service_of(
         metrics.failed_drafters.inc()
         log.error(json.dumps({"event": "drafter disabled", "drafter": drafter, "why": type(error).__name__}))
 
-    fleet = Fleet(loaded, tell=tell)
+    drafts = next(iter(loaded), "none") != "none"
+    fleet = Fleet({spec: drafter for spec, drafter in loaded.items() if spec != "none"}, drafts, tell=tell)
     prefixes = Prefixes(rows, prefix_cache << 20) if prefix_cache else None
     engine = llm.engine()
     engine = replace(engine, budget=MeasuredBudget(engine.budget, metrics, llm.remember), prefixes=prefixes)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate, islice
@@ -264,11 +264,22 @@ def _spans(text: Text, tokens: Sequence[int], places: Sequence[tuple[int, int]],
     return _made(ids, marks)
 
 
-def split(documents: Sequence[Document], share: float = 0.02, least: int = 8) -> tuple[list[Document], list[Document]]:
+def name_of(document: Document) -> str:
+    """A hash of a document's key."""
+    return hashlib.sha256(document.key.encode()).hexdigest()
+
+
+def split(
+    documents: Sequence[Document], share: float = 0.02, least: int = 8, known: Collection[str] | None = None
+) -> tuple[list[Document], list[Document]]:
     """Training and held-out documents, without duplicates.
 
     A document's tokens decide its side: a share `share` is held out, at least `least` (half of them if there are
-    fewer). When data is added, no document is held out that was trained on before.
+    fewer).
+
+    Args:
+        known: names (`name_of`) of those that a run has held out. If some of them are there, they are held out and all
+            others learned, so that no document is held out that was trained on before.
     """
     unique = list({d.key: d for d in documents}.values())
     if len(unique) < 2:
@@ -277,7 +288,11 @@ def split(documents: Sequence[Document], share: float = 0.02, least: int = 8) ->
             f"the data has {count}, and training needs two that differ, one of them held out; plain texts are split at "
             "blank lines"
         )
-    ranked = sorted((hashlib.sha256(d.key.encode()).hexdigest(), d.key) for d in unique)
+    before = frozenset(known or ())
+    held = [d for d in unique if name_of(d) in before]
+    if held and len(held) < len(unique):
+        return [d for d in unique if name_of(d) not in before], held
+    ranked = sorted((name_of(d), d.key) for d in unique)
     chosen = sum(int(drawn[:8], 16) < share * 16**8 for drawn, _ in ranked)
     out = {key for _, key in ranked[: min(max(least, chosen), len(ranked) // 2)]}
     return [d for d in unique if d.key not in out], [d for d in unique if d.key in out]

@@ -17,7 +17,7 @@ from typing import Any
 import httpx2
 
 from ..params import InputError
-from .questions import Asked
+from .questions import Asked, Opening
 
 KEY = "OUTRIDER_API_KEY"  # environment variable with the servers' key
 
@@ -49,11 +49,11 @@ class Wish:
 
 def body(what: Asked, wish: Wish, number: int) -> dict[str, Any]:
     """The request of question `number`: for /v1/chat/completions if it has messages, else for /v1/completions."""
-    if isinstance(what, str):
-        start = re.match(rf"\s*(?:\S+\s+){{0,{wish.opening - 1}}}\S+", what)
-        request: dict[str, Any] = {"prompt": start[0] if start else what}
+    if isinstance(what, Opening):
+        start = re.match(rf"\s*(?:\S+\s+){{0,{wish.opening - 1}}}\S+", what.text)
+        request: dict[str, Any] = {"prompt": start[0] if start else what.text}
     else:
-        request = {"messages": what}
+        request = {"prompt" if isinstance(what, str) else "messages": what}
     sampling = {"max_tokens": wish.max_new_tokens, "temperature": wish.temperature, "seed": wish.seed + number}
     return {"model": wish.model, **request, **sampling, "return_token_ids": True}
 

@@ -33,7 +33,7 @@ def held_out_loss(
     was = objective.training
     objective.eval()
     total, weight = 0.0, 0.0
-    parts: dict[str, list[float]] = {}
+    parts: dict[str, list[tuple[float, float]]] = {}
     with torch.no_grad():
         for first in range(0, len(batch.keys), rows):
             part = batch.rows(range(first, min(first + rows, len(batch.keys))))
@@ -41,14 +41,19 @@ def held_out_loss(
             total, weight = total + float(loss), weight + float(count)
             for name, value in hits.items():
                 if value == value:  # NaN for a batch without tests
-                    parts.setdefault(name, []).append(float(value))
+                    parts.setdefault(name, []).append((float(value), float(count)))
     objective.train(was)
-    return total / max(weight, 1.0), {name: sum(v) / len(v) for name, v in parts.items()}
+    return total / max(weight, 1.0), {name: mean(v) for name, v in parts.items()}
+
+
+def mean(weighted: Sequence[tuple[float, float]]) -> float:
+    """The mean of values by their weights."""
+    return sum(value * weight for value, weight in weighted) / max(sum(weight for _, weight in weighted), 1e-9)
 
 
 def prompts_of(documents: Sequence[Document], count: int, remaining: int, context: int) -> list[list[int]]:
     """Prompts from held-out documents: up to the first token with loss, or a third of a plain text."""
-    prompts = []
+    prompts: list[list[int]] = []
     for document in documents:
         first = document.learn.index(True) if True in document.learn else len(document.tokens)
         size = first if first > 4 else len(document.tokens) // 3

@@ -26,6 +26,7 @@ from ..params import InputError
 from .data import Batch
 
 TOGETHER = 4  # documents per native pass
+TARGET = "target.json"  # in a cache's folder: whose features these are
 
 
 @dataclass(frozen=True)
@@ -148,7 +149,7 @@ class FeatureCache:
         self.folder, self.taps, self.half = folder, taps, half
         with files.writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
-        mark = folder / "target.json"
+        mark = folder / TARGET
         if mark.exists() and json.loads(mark.read_text(encoding="utf-8")) != {"target": of}:
             raise InputError(
                 f"{folder} holds the features of another target or precision; give another folder, or remove it"
@@ -202,7 +203,7 @@ def fingerprint(target: Target, half: bool = False) -> str:
     """A fingerprint of the target: samples of every weight, and its precision."""
     if not isinstance(target, HFTarget):
         return f"{target.mark}-{target.precision}"
-    digest = hashlib.sha256(b"half" if half else b"")
+    digest = hashlib.sha256(f"{target.precision} half".encode() if half else target.precision.encode())
     for name, p in target.model.named_parameters():
         full: Any = p.full_tensor() if isinstance(p, DTensor) else p
         some = full.detach().flatten()[:: max(1, p.numel() // 64)][:64]

@@ -14,7 +14,7 @@ from ..core.text import detokenizer, text_of
 from ..engine import Engine, Request, Row, generate
 from ..engine.stopping import Stop
 from ..params import Interrupted, Sampling
-from .questions import finished
+from .questions import Asked, Opening, finished, keys
 
 WINDOW = 8  # batches whose questions are sorted by length, to reduce padding
 
@@ -23,7 +23,7 @@ def write(
     target: Target,
     drafter: Drafter,
     tokenizer: Any,
-    items: Sequence[tuple[str, Any]],
+    items: Sequence[tuple[str, Asked]],
     out: str | Path,
     max_new_tokens: int,
     temperature: float,
@@ -54,13 +54,14 @@ def write(
     def answer_of(row: Row) -> str:
         return stop.text(row.request.prompt, row.output)
 
-    def line(i: int, what: Any, ids: Sequence[int], row: Row) -> dict[str, Any]:
+    def line(i: int, what: Asked, ids: Sequence[int], row: Row) -> dict[str, Any]:
         answer, ends = answer_of(row), row.finish == "eos"  # a truncated answer has no end
-        if isinstance(what, str):
-            return {"id": i, "prompt": text_of(words.open(), ids), "completion": answer, "ends": ends}
+        if not isinstance(what, list):
+            prompt = text_of(words.open(), ids)
+            return {"id": i, "question": names[i], "prompt": prompt, "completion": answer, "ends": ends}
         return {"id": i, "messages": [*what, {"role": "assistant", "content": answer}], "ends": ends}
 
-    words = detokenizer(tokenizer)
+    words, names = detokenizer(tokenizer), keys([what for _, what in items])
     stop = Stop(eos, (), max_new_tokens, words, apart=isinstance(target, SeqTarget))
     engine = Engine.of(target, drafter)
     sampling = Sampling(temperature=temperature)
@@ -95,9 +96,11 @@ def _length(question: tuple[int, Any, list[int]]) -> int:
     return len(question[2])
 
 
-def _ids(tokenizer: Any, what: Any, opening: int) -> list[int]:
+def _ids(tokenizer: Any, what: Asked, opening: int) -> list[int]:
+    if isinstance(what, Opening):
+        return list(tokenizer(what.text)["input_ids"])[:opening]
     if isinstance(what, str):
-        return list(tokenizer(what)["input_ids"])[:opening]
+        return list(tokenizer(what)["input_ids"])
     if getattr(tokenizer, "chat_template", None):
         return list(tokenizer.apply_chat_template(what, add_generation_prompt=True, return_dict=True)["input_ids"])
     text = "".join(f"{m['role'].capitalize()}: {m['content']}\n" for m in what) + "Assistant: "

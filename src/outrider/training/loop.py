@@ -27,13 +27,13 @@ from ..backends.torch.tensors import dtype_of
 from ..core.protocols import Target
 from ..params import InputError, Interrupted
 from . import checkpoint, objectives
-from .data import Batch, Document, draft_size, pack, split
+from .data import Batch, Document, draft_size, name_of, pack, split
 from .evaluate import acceptance, held_out_loss, prompts_of
-from .features import FeatureCache, digest, fingerprint, see
+from .features import TARGET, FeatureCache, digest, fingerprint, see
 from .foreign import ForeignFeatures
 from .log import Log
 from .rate import product_rate
-from .recipe import Recipe
+from .recipe import NAME, Recipe
 from .state import FeaturesOf, State, rows_of
 
 CACHE = "features"  # folder of the run's own cache, removed when it ends
@@ -85,12 +85,13 @@ def train(
     """
     out = Path(out)
     _check(target, documents, recipe, shard)
+    _check_folder(out)
     stock = target if isinstance(target, HFTarget) else None
-    learned, held = split(documents)
+    saved = checkpoint.read(out / "checkpoint.pt")
+    learned, held = split(documents, known=None if saved is None else saved.get("held_out"))
     share = stock is None or stock.family.binding is None
     rows, test = pack(learned, recipe.length, recipe.seed, share), pack(held, recipe.length, 0, share)
     test = test.rows(range(min(len(test.keys), 8 * recipe.rows)))
-    saved = checkpoint.read(out / "checkpoint.pt")
     start, loss, best, tau = (0, math.nan, math.inf, 0.0) if saved is None else _progress(saved)
     wanted = recipe.over(len(rows.keys)).continuing(out, start, default=not recipe.steps)
     recipe = _vocabulary(wanted.complete(), learned, target)
@@ -122,7 +123,7 @@ def train(
     with accelerator.main_process_first() if recipe.cache else nullcontext():  # which creates the files of a cache
         features_of = _feature_source(target, objective.taps, recipe, rows, out, log.say, print_)
     log.say(f"{_chosen(recipe, target)}; GEMMs on this machine: {rate / 1e9:,.0f} GFLOPS")
-    if saved is not None and saved["of"] != of:
+    if saved is not None and saved["of"] != of and start < recipe.steps:
         log.say("the data has changed: the run continues with the new data, and the best drafter so far is discarded")
         best = math.inf
     log.say(f"{len(rows.keys)} rows of {recipe.length} tokens for training, {len(test.keys)} held out")
@@ -130,14 +131,14 @@ def train(
         first = range(0, min(len(rows.keys), -(-recipe.steps * recipe.rows // TENTH)), recipe.rows)
         some = (rows.rows(range(i, min(i + recipe.rows, len(rows.keys)))).to(target.device) for i in first)
         objective.prepare((part, features_of(part)) for part in some)
-    state = State(objective, recipe, accelerator, of, shard, 1 if stock is None else stock.processes)
+    processes = 1 if stock is None else stock.processes
+    state = State(objective, recipe, accelerator, of, [name_of(d) for d in held], shard, processes)
     if saved is not None:
         state.resume(saved)
 
     prompts = prompts_of(held, recipe.prompts, recipe.tokens, target.context)
     last = min(recipe.steps, stop or recipe.steps)
-    keeping = files.clearing(out, "checkpoint.pt", "*.safetensors") if main else nullcontext()
-    with _interruptible() as signals, keeping, files.writing(out), log:
+    with _interruptible() as signals, _alone(out, main), files.writing(out), log:
         if main:
             recipe.keep(out)
             log.open()
@@ -163,7 +164,7 @@ def train(
                 kept = time.perf_counter()
             if halt:
                 raise Interrupted(f"{out} keeps step {done} of {recipe.steps}, the same command resumes from there")
-    if last == recipe.steps and main:
+    if last == recipe.steps and main and not recipe.cache and not recipe.features:
         shutil.rmtree(out / CACHE, ignore_errors=True)
     return Result(out / "best", last, loss, best, tau)
 
@@ -256,6 +257,27 @@ def _feature_source(
     cache = FeatureCache(Path(recipe.cache) if recipe.cache else out / CACHE, taps, half, of)
     say(f"features are cached in {cache.folder} for later epochs, at most {cache.free / 1e9:.0f} GB more")
     return lambda batch: cache.see(target, batch.to(target.device))
+
+
+@contextmanager
+def _alone(out: Path, main: bool) -> Iterator[None]:
+    """A block in which the main process alone writes the run's folder."""
+    if not main:
+        yield
+        return
+    with files.clearing(out, "checkpoint.pt", "*.safetensors"), files.alone(out / "lock"):
+        yield
+
+
+def _check_folder(out: Path) -> None:
+    """Refuse a folder that a SPEC cannot name, or whose contents a run would replace and no run has written."""
+    if "?" in str(out) or " + " in str(out):
+        raise InputError(f"a drafter in {out} could not be named, because of its '?' or ' + '; give another --out")
+    strange = [name for name in ("best", "last", "log.jsonl") if (out / name).exists()]
+    if (out / CACHE).exists() and not (out / CACHE / TARGET).exists():
+        strange.append(CACHE)
+    if strange and not (out / NAME).exists():
+        raise InputError(f"{out} has a {strange[0]} that no training has written; give another --out")
 
 
 def _check(target: Target, documents: Sequence[Document], recipe: Recipe, shard: bool) -> None:

@@ -6,7 +6,8 @@ import hashlib
 import json
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -15,21 +16,31 @@ from .. import files
 from ..params import InputError
 from ..prompts import prompt, rows
 
-Asked = str | list[dict[str, str]]
+
+@dataclass(frozen=True)
+class Opening:
+    """A text that the target goes on from the beginning of."""
+
+    text: str
+
+
+Asked = str | Opening | list[dict[str, str]]
 
 
 def questions(paths: Sequence[str | Path]) -> Iterator[tuple[str, Asked]]:
-    """(position, question) of each line: messages up to the first answer, a prompt, or the opening of a text."""
+    """(position, question) of each line: messages up to the first answer, a prompt, or a text for its opening."""
     for path in map(Path, paths):
         if not path.is_file():
             raise InputError(f"there is no file {path}; give JSONL with prompts")
         for where, row in rows(path):
-            items = prompt(where, row)
-            if not isinstance(items, str):
-                items = list(takewhile(lambda m: m["role"] != "assistant", items))
-                if not items:
+            asked: Asked = prompt(where, row)
+            if isinstance(asked, list):
+                asked = list(takewhile(lambda m: m["role"] != "assistant", asked))
+                if not asked:
                     raise InputError(f"{where} starts with an answer; put a question before it")
-            yield where, items
+            elif isinstance(asked, str) and isinstance(row, dict) and "prompt" not in row:
+                asked = Opening(asked)
+            yield where, asked
 
 
 def keys(items: Sequence[Asked]) -> list[str]:
@@ -37,35 +48,59 @@ def keys(items: Sequence[Asked]) -> list[str]:
     seen: Counter[str] = Counter()
     hashes = []
     for what in items:
-        text = json.dumps(what, sort_keys=True)
+        text = json.dumps(what.text if isinstance(what, Opening) else what, sort_keys=True)
         hashes.append(hashlib.sha256(f"{seen[text]} {text}".encode()).hexdigest()[:16])
         seen[text] += 1
     return hashes
 
 
-def finished(out: Path, kind: type = int) -> set[Any]:
-    """The ids of the answered questions; a line truncated by an interruption is removed.
+def finished(out: Path, kind: type = int) -> dict[Any, dict[str, Any]]:
+    """The lines of the answered questions by their ids. A line truncated by an interruption is removed.
 
     Args:
         out: the file of answers, which may be absent.
         kind: of ids: int (numbers of questions) or str (`keys`).
 
     Raises:
-        InputError: it is not a regular file, or not written by this command.
+        InputError: it is not a regular file, or not written by this command; then it is left as it is.
     """
     if not files.regular(out).exists():
-        return set()
+        return {}
     with files.writing(out):
         *lines, rest = out.read_bytes().split(b"\n")
-        if rest:
-            os.truncate(out, out.stat().st_size - len(rest))
-    done = set()
+    answers = {}
     for number, line in enumerate(lines, 1):
-        try:
-            key = json.loads(line)["id"]
-        except (ValueError, KeyError, TypeError):
-            key = None
-        if not isinstance(key, kind):
+        if (row := _line(line, kind)) is None:
             raise InputError(f"{out}:{number} was not written by this command; give another --out")
-        done.add(key)
-    return done
+        answers[row["id"]] = row
+    if not rest:
+        return answers
+    with files.writing(out):
+        if (row := _line(rest, kind)) is not None:  # an editor took its end of line
+            files.append(out, "")
+            answers[row["id"]] = row
+        elif rest.startswith(b'{"id": ') or b'{"id": '.startswith(rest):
+            os.truncate(out, out.stat().st_size - len(rest))
+        else:
+            raise InputError(f"{out}:{len(lines) + 1} was not written by this command; give another --out")
+    return answers
+
+
+def _line(line: bytes, kind: type) -> dict[str, Any] | None:
+    """An answer's line, if it is one."""
+    try:
+        row = json.loads(line)
+        return row if isinstance(row["id"], kind) else None
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def same_questions(out: Path, answers: Mapping[int, dict[str, Any]], items: Sequence[Asked]) -> None:
+    """Raise InputError where an answer of `out` is that of another question than the one of its number."""
+    names = keys(items)
+    for number, row in answers.items():
+        if number >= len(items):
+            continue
+        asked = row["messages"][:-1] if "messages" in row else items[number]
+        if asked != items[number] or row.get("question", names[number]) != names[number]:
+            raise InputError(f"{out} answers another question {number + 1} than the data has; give another --out")

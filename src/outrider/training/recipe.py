@@ -59,8 +59,10 @@ class Recipe:
         Raises:
             InputError: a size or rate is out of range, or the method is unknown.
         """
-        if min(self.rows, self.length, self.accumulate) < 1 or min(self.steps, self.save) < 0:
-            raise InputError("--rows, --length and --accumulate must be at least 1, --steps and --save at least 0")
+        if min(self.rows, self.length, self.accumulate, self.prompts) < 1 or min(self.steps, self.save) < 0:
+            raise InputError(
+                "--rows, --length, --accumulate and --limit must be at least 1, --steps and --save at least 0"
+            )
         if self.lr < 0 or self.clip < 0 or not 0 <= self.final <= 1:
             raise InputError("--lr and --clip must be at least 0, and a recipe's final must be between 0 and 1")
         if self.features and self.cache:

@@ -7,7 +7,7 @@ divided by the number of positions of all. Every process takes part in every exc
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from ..params import InputError
 from . import checkpoint, objectives, sharding
 from .data import Batch, order
+from .evaluate import mean
 from .features import TargetFeatures
 from .rate import operations_of
 from .recipe import Recipe
@@ -36,6 +37,7 @@ class State:
         recipe: sizes and rates.
         accelerator: of all processes.
         of: fingerprint of the target that checkpoints must match.
+        held_out: names of the held-out documents, for the run's later parts.
         shard: FSDP2 instead of replicas.
         group: processes that share the target by tensor parallelism.
     """
@@ -46,10 +48,12 @@ class State:
         recipe: Recipe,
         accelerator: Accelerator,
         of: dict[str, str],
+        held_out: Sequence[str],
         shard: bool = False,
         group: int = 1,
     ):
         self.objective, self.recipe, self.accelerator, self.of = objective, recipe, accelerator, of
+        self.held_out = list(held_out)
         self.shard, self.group = shard, group
         self.device = next(objective.parameters()).device
         self.operations, self.useful = 0.0, 0.0  # per token; of the last step, with the target's
@@ -76,7 +80,8 @@ class State:
         pieces = shares(rows_of(recipe, len(rows.keys), step), accelerator.num_processes, recipe.accumulate)
         for group in self.optimiser.param_groups:
             group["lr"] = recipe.lr * recipe.rate(step) * group["scale"]
-        total, count, hits, tokens, self.useful = 0.0, 0.0, {}, 0, 0.0
+        total, count, tokens, self.useful = 0.0, 0.0, 0, 0.0
+        hits: dict[str, list[tuple[float, float]]] = {}
         for i, piece in enumerate(pieces):
             sync = self.module.no_sync if i + 1 < len(pieces) and self.module is not self.objective else None
             part, seen = self._read(
@@ -90,13 +95,15 @@ class State:
             (loss * accelerator.num_processes).backward()  # compensates the mean over processes
             total, count = total + float(loss.detach()), count + float(weight.detach())
             tokens, self.useful = tokens + here, self.useful + here * self.operations + seen.read * self.reading
-            hits = {k: float(v) for k, v in parts.items()}
+            for name, value in parts.items():
+                if value == value:  # NaN for rows without tests
+                    hits.setdefault(name, []).append((float(value), float(weight.detach())))
         total, count, read = self._sums(total, count, float(tokens))
         count = max(count, 1.0)
         if math.isfinite(total):
             self._descend(count)
         self.optimiser.zero_grad(set_to_none=True)
-        return total / count, int(read), hits
+        return total / count, int(read), {name: mean(values) for name, values in hits.items()}
 
     def _count(self, part: Batch, seen: TargetFeatures, step: int) -> None:
         """Count the operations per token of a drafter's step on one extra row, once, since counting changes
@@ -178,7 +185,7 @@ class State:
         module = sharding.full(self.objective.state_dict(), main)
         optimiser = sharding.full(self.optimiser.state_dict(), main)
         if main:
-            progress = {"step": step, "loss": loss, "best": best, "tau": tau, "of": self.of}
+            progress = {"step": step, "loss": loss, "best": best, "tau": tau, "of": self.of, "held_out": self.held_out}
             checkpoint.write(out / "checkpoint.pt", {"module": module, "optimiser": optimiser, **progress})
         self.accelerator.wait_for_everyone()
 

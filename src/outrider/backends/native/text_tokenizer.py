@@ -12,7 +12,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer
 
-from ...params import InputError
+from ...params import InputError, first_line
 from .checkpoint import GGUF, read_json
 from .files import open_gguf
 from .tokenizer import from_gguf
@@ -143,7 +143,7 @@ def _of_gguf(file: Path) -> TextTokenizer:
     except InputError:
         raise
     except Exception as error:  # the tokenizers package tells no kinds of damage apart
-        raise InputError(f"{file} has a damaged vocabulary ({_first_line(error)}); fetch it again") from None
+        raise InputError(f"{file} has a damaged vocabulary ({first_line(error)}); fetch it again") from None
     words = values["tokenizer.ggml.tokens"]
     ids = {use: values.get(f"tokenizer.ggml.{theirs}_token_id") for use, theirs in IN_GGUF.items()}
     special = {f"{use}_token": words[i] for use, i in ids.items() if isinstance(i, int) and 0 <= i < len(words)}
@@ -167,7 +167,7 @@ def _of_folder(folder: Path) -> TextTokenizer:
     try:
         backend = Tokenizer.from_file(str(file))
     except Exception as error:  # the reader raises nothing more exact
-        raise InputError(f"{file} is damaged ({_first_line(error)}); fetch it again") from None
+        raise InputError(f"{file} is damaged ({first_line(error)}); fetch it again") from None
     backend.no_truncation()  # which a training may have left in the file
     backend.no_padding()
     own, older = (read_json(folder / name) if (folder / name).is_file() else {} for name in CONFIGS)
@@ -196,10 +196,6 @@ def _template_of(folder: Path, config: Mapping[str, Any]) -> str | Mapping[str, 
         named = [one for one in known if isinstance(one, Mapping)]
         return {str(one.get("name")): str(one.get("template")) for one in named}
     return known if isinstance(known, str) else None
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
 
 def file_ends(tokenizer: Any) -> frozenset[int]:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ...names import Place
-from ...params import InputError
+from ...params import InputError, first_line
 from ..native.abi import Library
 from ..native.experts import Stack, apart, stacks
 from ..native.families import describe
@@ -169,12 +169,7 @@ def _explained(file: Path, fault: str = "is damaged or cut off") -> Iterator[Non
     except (InputError, MemoryError):
         raise
     except Exception as error:
-        why = _line(error)
+        why = first_line(error)
         if "not supported" in why and "GGUF" in why:
             raise InputError(f"{file} cannot be loaded: {why}") from None
         raise InputError(f"{file} {fault} ({why}); fetch it again") from None
-
-
-def _line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return (lines[0] if lines else type(error).__name__)[:200].rstrip(".")

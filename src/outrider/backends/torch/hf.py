@@ -6,52 +6,42 @@ tree runs on them, a function or attribute of theirs is replaced, and put back a
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from functools import cached_property
-from threading import RLock
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ...core.protocols import Prefill, Target, TargetOutput
+from ...core.protocols import Prefill, TargetOutput
 from ...core.tree import chain
-from ...core.types import Question, Verdict
 from ...params import InputError
 from . import attention, families
 from .cache import TreeCache
 from .carrier import carrying
 from .padding import padded
 from .session import CHUNK, Pass, TreeSession, out
-from .turns import turn, without_cudnn
-from .verify import judge
+from .stock import StockTarget
+from .turns import without_cudnn
 
 SLACK = 256  # slots beyond the context that a tree may use
 
 
-class HFTarget(Target):
+class HFTarget(StockTarget):
     """A stock model with a language-modelling head.
 
-    The model is put into `eval` mode; its config is another only while one of our passes runs, so that the user's own
-    `model.generate` keeps its attention. `load_target` lets a family that is not in `families.py` prove itself first.
+    Its config is another only while one of our passes runs, so that the user's own `model.generate` keeps its
+    attention. `load_target` lets a family that is not in `families.py` prove itself first.
     """
 
     def __init__(self, model: Any):
-        self.family, self.tensors = families.of(model), True
-        self.model, self.lock = model.eval(), RLock()
-        self.config = families.text_config(model)
-        self.vocab = int(model.get_output_embeddings().weight.shape[0])
-        self.context = families.context_of(model, self.family)
-        self.hidden, self.layers = families.width_of(model), int(self.config.num_hidden_layers)
-        self.dtype: torch.dtype = model.dtype
-        self.precision, self.device = str(model.dtype).removeprefix("torch."), str(model.device)
-        self.experts = families.experts_of(model)
-        self.windows = families.windows(self.config, self.family)
-        self.mark = ""  # of the weights as they were loaded (`mark.py`)
+        self.family, config = families.of(model), families.text_config(model)
+        super().__init__(model, config, int(config.num_hidden_layers))
+        self.context, self.hidden = families.context_of(model, self.family), families.width_of(model)
+        self.experts, self.windows = families.experts_of(model), families.windows(config, self.family)
         forwards = model.forward, type(model).forward  # one that somebody wrapped may not tell what it takes
         self.accepts = frozenset(name for each in forwards for name in inspect.signature(each).parameters)
 
@@ -59,38 +49,6 @@ class HFTarget(Target):
     def processes(self) -> int:
         """How many processes hold the model together, a part each (`spread.py`). They must run it together."""
         return int(getattr(self.model, "_tp_size", None) or 1)
-
-    @cached_property
-    def config_dict(self) -> dict[str, Any]:
-        """The config of the layers that write text."""
-        return self.config.to_dict()
-
-    @property
-    def signature(self) -> str:
-        """A fingerprint of its weights."""
-        seen = hashlib.sha256()
-        for name, value in self.model.state_dict().items():
-            seen.update(f"{name} {tuple(value.shape)} {value.dtype}".encode())
-            seen.update(value.flatten()[:64].float().cpu().numpy().tobytes())
-        return seen.hexdigest()
-
-    def turn(self) -> AbstractContextManager[None]:
-        """One step of a batch, alone over this target (`turns.py`)."""
-        return turn(self.lock, self.device)
-
-    def release(self) -> None:
-        """Give memory back that torch keeps for later."""
-        if self.device.startswith("cuda"):
-            torch.cuda.empty_cache()
-
-    def settle(self) -> None:
-        """Wait for the device's queue."""
-        if self.device != "cpu":
-            torch.accelerator.synchronize(self.device)
-
-    def judge(self, question: Question) -> Verdict | None:
-        """Apply a rule on the device; None on a CPU."""
-        return None if self.device == "cpu" else judge(question)
 
     def embed(self, tokens: Int[Tensor, "*s"]) -> Float[Tensor, "*s h"]:
         """Token embeddings, with the family's scaling (Gemma scales inside its embedding, Granite after it)."""

@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 from ... import hub, names
 from ...core.protocols import Target
 from ...names import Place
-from ...params import InputError, out_of_memory
+from ...params import InputError, first_line, out_of_memory
 from . import gguf, sizes, spread, vocabulary
 from .hf import HFTarget
 from .mark import mark_of
@@ -140,7 +140,7 @@ def load_tokenizer(model: str | Path | Place | None, trust_remote_code: bool = F
     try:
         return AutoTokenizer.from_pretrained(place.where, trust_remote_code=trust_remote_code)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        reason = _damaged(place.where) or f"{place.name} has no tokenizer to be loaded: {_first_line(error)}"
+        reason = _damaged(place.where) or f"{place.name} has no tokenizer to be loaded: {first_line(error)}"
         raise InputError(_hinted(reason, place)) from None
 
 
@@ -194,7 +194,7 @@ def _read(place: Place, dtype: Any, trust: bool, options: dict[str, Any], proces
     except Exception as error:  # a wrong field may make its readers raise anything
         if out_of_memory(error):
             raise
-        reason = _first_line(error)
+        reason = first_line(error)
         if "trust_remote_code" in str(error):
             reason = "it needs code of its own; allow that (--trust-remote-code) only if you trust its author"
         raise InputError(_hinted(f"{name} cannot be loaded: {reason}", place)) from None
@@ -212,7 +212,7 @@ def _read(place: Place, dtype: Any, trust: bool, options: dict[str, Any], proces
     except Exception as error:
         if out_of_memory(error):
             raise
-        reason = _damaged(where) or f"{name} cannot be loaded: {_first_line(error)}"
+        reason = _damaged(where) or f"{name} cannot be loaded: {first_line(error)}"
         raise InputError(_hinted(reason, place)) from None
 
 
@@ -222,13 +222,13 @@ def _damaged(where: str) -> str | None:
         try:
             json.loads(file.read_text(encoding="utf-8"))
         except (json.JSONDecodeError, UnicodeDecodeError) as error:
-            return f"{file} is not valid JSON ({_first_line(error)}); fetch it again"
+            return f"{file} is not valid JSON ({first_line(error)}); fetch it again"
     for file in sorted(Path(where).glob("*.safetensors")) if Path(where).is_dir() else ():
         try:
             with safe_open(file, framework="pt"):
                 pass
         except (OSError, SafetensorError) as error:
-            return f"{file} is damaged ({_first_line(error)}); fetch it again"
+            return f"{file} is damaged ({first_line(error)}); fetch it again"
     return None
 
 
@@ -247,11 +247,6 @@ def _check_folder(folder: Path) -> None:
         legacy = any(folder.glob("*.bin"))
         hint = "it has only a pickle; convert it to safetensors" if legacy else "fetch model.safetensors too"
         raise InputError(f"{folder} has a config but no safetensors weights; {hint}")
-
-
-def _first_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return (lines[0] if lines else type(error).__name__)[:200].rstrip(".")
 
 
 def eos_of(model: Any, tokenizer: Any) -> frozenset[int]:

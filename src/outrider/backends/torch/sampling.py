@@ -14,12 +14,11 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from ...core.sampling import POOL, POOLED
 from ...params import Sampling
 from .tensors import TensorRows
 
 History = Sequence[tuple[Sequence[int], Sequence[int]]]  # per row: the prompt's tokens, the output's tokens
-
-POOLED, POOL = 4096, 64  # larger vocabularies are ranked by their best POOL tokens: hashing is what costs
 
 
 def wide(logits: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:

@@ -8,10 +8,8 @@ tree's pass it is computed from the slots' true positions.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
-from threading import RLock
 from typing import Any
 
 import torch
@@ -19,17 +17,16 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
-from ...core.protocols import Prefill, Target, TargetOutput
+from ...core.protocols import Prefill, TargetOutput
 from ...core.tree import chain
-from ...core.types import Question, Verdict
 from ...params import InputError
 from .attention import passing
 from .cache import TreeCache
 from .carrier import carrying
 from .padding import padded
 from .session import Companion, Pass, TreeSession, out
-from .turns import turn, without_cudnn
-from .verify import judge
+from .stock import StockTarget
+from .turns import without_cudnn
 
 FAMILIES = ("t5", "mt5")
 
@@ -74,43 +71,20 @@ class Encoded:
             mine.keys, mine.values = both(mine.keys, theirs.keys, 1), both(mine.values, theirs.values, 1)
 
 
-class SeqTarget(Target):
+class SeqTarget(StockTarget):
     """An encoder-decoder of the T5 kind. A text is what the decoder writes; its first token is the start token."""
 
     def __init__(self, model: Any):
         kind = model.config.model_type
         if kind not in FAMILIES:
             raise InputError(f"{kind} is an encoder-decoder whose positions are not known for a tree; only T5 is")
-        self.model, self.config, self.lock = model.eval(), model.config, RLock()
-        self.tensors = True
-        self.vocab = int(model.get_output_embeddings().weight.shape[0])
+        super().__init__(model, model.config, int(model.config.num_decoder_layers))
         self.context = 1 << 20  # distances beyond the last bucket share it: there is no last position
-        self.hidden, self.layers = int(model.config.d_model), int(model.config.num_decoder_layers)
-        self.experts = None
-        self.dtype: torch.dtype = model.dtype
-        self.precision, self.device = str(model.dtype).removeprefix("torch."), str(model.device)
+        self.hidden = int(model.config.d_model)
         start = self.config.decoder_start_token_id
         if start is None:
             raise InputError("the model's config has no decoder_start_token_id, so nobody knows how its texts begin")
         self.opening = (int(start),)
-
-    @cached_property
-    def config_dict(self) -> dict[str, Any]:
-        """The model's config."""
-        return self.config.to_dict()
-
-    def turn(self) -> AbstractContextManager[None]:
-        """One step of a batch, alone over this target (`turns.py`)."""
-        return turn(self.lock, self.device)
-
-    def settle(self) -> None:
-        """Wait for the device's queue."""
-        if self.device != "cpu":
-            torch.accelerator.synchronize(self.device)
-
-    def judge(self, question: Question) -> Verdict | None:
-        """Apply a rule on the device; None on a CPU."""
-        return None if self.device == "cpu" else judge(question)
 
     def embed(self, tokens: Int[Tensor, "*s"]) -> Float[Tensor, "*s h"]:
         """Token embeddings."""

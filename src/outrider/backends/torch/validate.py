@@ -30,7 +30,7 @@ from ... import kept, machine
 from ...core.protocols import Target
 from ...core.tree import chain, from_paths
 from ...core.types import DraftTree
-from ...params import InputError
+from ...params import InputError, first_line
 from ..native.target import NativeTarget
 from . import attention, families, spread
 from .carrier import carried, carrying
@@ -266,8 +266,7 @@ def ensure(target: HFTarget | SeqTarget) -> None:
     except InputError:
         raise
     except (RuntimeError, ValueError, TypeError, AttributeError, KeyError, IndexError, AssertionError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise InputError(f"{kind} is a family that cannot take a tree ({reason[:200]})") from error
+        raise InputError(f"{kind} is a family that cannot take a tree ({first_line(error)})") from error
     if not report.exact:
         hint = "" if target.dtype in fine else "; loading it once with dtype float32 tells rounding from a wrong mask"
         raise InputError(f"{report.sentence}; its texts would not be its own, so it is refused{hint}")

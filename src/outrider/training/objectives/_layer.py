@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ...checkpoints.target import size_of
 from ...core.protocols import Target
 from ...nets.layer import LayerShape
 
@@ -10,7 +11,7 @@ def layer_like(target: Target, inputs: int = 1, hidden: int = 0) -> LayerShape:
     """The shape of the target's layers, as far as this layer supports it."""
     config = target.config_dict
     hidden = hidden or target.hidden
-    heads = int(config["num_attention_heads"])
+    heads = size_of(config, "heads")
     rope = dict(config.get("rope_parameters") or {})
     if "rope_theta" not in rope:  # a config of transformers 4; several, by layer type, or none: the default one
         rope = {"rope_theta": float(config.get("rope_theta") or 10000.0)}
@@ -19,7 +20,7 @@ def layer_like(target: Target, inputs: int = 1, hidden: int = 0) -> LayerShape:
         heads=heads,
         kv_heads=int(config.get("num_key_value_heads") or heads),
         head_dim=int(config.get("head_dim") or hidden // heads),
-        intermediate=int(config.get("intermediate_size") or 4 * hidden),
+        intermediate=size_of(config, "inner") or 4 * hidden,
         inputs=inputs * hidden,
         rope={k: v for k, v in rope.items() if k in ("rope_type", "rope_theta")} | {"rope_type": "default"},
         eps=float(config.get("rms_norm_eps") or 1e-6),
