@@ -1,4 +1,4 @@
-"""A drafter of your own in twenty lines: after each token, it drafts what followed that token the last time.
+"""A drafter of your own in thirty lines: after each token, it drafts what followed that token the last time.
 
 Whatever a drafter proposes, the text stays the target's. A bad one costs time only.
 
