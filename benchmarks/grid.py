@@ -28,6 +28,7 @@ import outrider
 from outrider.bench import tasks
 from outrider.budgets.budgeter import Budgeter, Report
 from outrider.core.types import Budget, Rows
+from outrider.encoding import has_template
 from outrider.params import InputError
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -68,7 +69,7 @@ def texts(model: Any, task: str, data: str, count: int) -> list[list[int]]:
     found = tasks.load(task, data, count)
     made = []
     for prompt in found.prompts:
-        chat = not found.raw and getattr(model.tokenizer, "chat_template", None)
+        chat = not found.raw and has_template(model.tokenizer)
         ids = model.encode([{"role": "user", "content": prompt.turns[0]}] if chat else prompt.turns[0])
         made.append(tasks.cut(ids, found.cut) if found.cut else ids)
     return made

@@ -50,7 +50,7 @@ def explained(runner: Runner, group: Group, cells: dict[str, Cell]) -> Explanati
 def observed(runner: Runner, group: Group, peer: Ours) -> tuple[Reliability | None, list[Position]]:
     """A drafter on this task's prompts: how true its confidences are, and which of its nodes are accepted.
 
-    `reliability`: acceptance by confidence (EAGLE-2's figure 6; `calibration.py`). `positions`: the share of rounds in
+    `reliability`: acceptance by confidence (EAGLE-2's figure 6). `positions`: the share of rounds in
     which each node of the tree, in its order, was accepted, and the spread of that share over prompts (figure 5).
     """
     prompts = [runner.ids(group.task, p, []) for p in group.task.prompts[:SHOWN]]

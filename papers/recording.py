@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from outrider.encoding import has_template
 from outrider.params import InputError
 from outrider.prompts import rows
 
@@ -95,7 +96,7 @@ def _written(where: str, messages: list[Any], tokenizer: Any) -> str:
         isinstance(m, Mapping) and all(isinstance(m.get(k), str) for k in keys) for m in messages
     ):
         raise InputError(f'{where}: messages are a list of {{"role": text, "content": text}}')
-    if not getattr(tokenizer, "chat_template", None):
+    if not has_template(tokenizer):
         raise InputError(
             f"{where}: this tokenizer has no chat template; give the prompt as the text that the model read"
         )

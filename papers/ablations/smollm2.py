@@ -25,7 +25,7 @@ import torch
 from recipes.smollm2.questions import places, texts
 from recipes.smollm2.train import LENGTH, METHODS, ROWS
 
-from outrider import drafters, names, plugins
+from outrider import drafters, names
 from outrider.backends import choose
 from outrider.backends.torch import load_target
 from outrider.backends.torch.load import multiplies_halves
@@ -33,7 +33,7 @@ from outrider.bench import tasks
 from outrider.commands.train import read_options
 from outrider.training.data import Document, read
 from outrider.training.loop import train
-from outrider.training.objectives import options_of
+from outrider.training.objectives import native, options_of
 from outrider.training.recipe import Recipe
 
 from .demo import compared, folder_of, gather, plainly, taus
@@ -169,8 +169,8 @@ def main() -> None:
         learnt = text
         if "few texts" in name:
             learnt = list(read([few(args.work, args.train, "by the target" in name)], tokenizer))
-        native = getattr(plugins.module("objectives", RUNS[name].method), "NATIVE", False)
-        teacher, cache = (model, args.work / "features") if native else (load_target("smollm2"), out / "features")
+        ours = native(RUNS[name].method)
+        teacher, cache = (model, args.work / "features") if ours else (load_target("smollm2"), out / "features")
         row["held_out_loss"] = train(teacher, learnt, folder, replace(RUNS[name], cache=str(cache))).best
         row |= compared(model, drafters.load(str(folder / "best"), model), given, args.tokens, eos, plain)
         kept.write_text(json.dumps(row), encoding="utf-8")

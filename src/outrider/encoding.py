@@ -45,13 +45,18 @@ def encode(prompt: Any, tokenizer: Any, name: str) -> list[int]:
     return [int(token) for token in prompt]
 
 
+def has_template(tokenizer: Any) -> bool:
+    """Has it a chat template?"""
+    return bool(getattr(tokenizer, "chat_template", None))
+
+
 def _chat(messages: list[Any], tokenizer: Any, name: str) -> list[int]:
     for message in messages:
         if not isinstance(message, Mapping) or not {"role", "content"} <= set(message):
             raise InputError('a chat message is {"role": "user", "content": "text"}; give a list of such messages')
         if isinstance(message["content"], str):
             _check_text(message["content"])
-    if not getattr(tokenizer, "chat_template", None):
+    if not has_template(tokenizer):
         raise InputError(f"{name} has no chat template; give the prompt as plain text")
     try:
         ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)

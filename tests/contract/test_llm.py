@@ -350,7 +350,7 @@ def test_repr_is_one_line(llm: outrider.LLM, folder: str) -> None:
         ("suffix+ngram", "a mix has spaces around its"),
         ("lookup?size=3", "has no option 'size'"),
         ("lookup?ngram=many", "ngram must be a whole number"),
-        ("lookup?ngram=0", "ngram must be a whole number"),
+        ("lookup?ngram=0", "ngram must be at least 1"),
         ("model?tree=round", "tree must be dynamic, best, static, chain, greedy63 or a file"),
         (["none", "lookup"], "none cannot be mixed"),
         (["lookup", "lookup?ngram=2"], "two drafters of the same method"),

@@ -20,7 +20,8 @@ import outrider
 from outrider import cli, names
 from outrider.backends.native.files import KINDS, open_gguf
 from outrider.backends.native.model import config_of, kept_in, parameters, supports
-from outrider.backends.torch import find, gguf, load, load_target, load_tokenizer
+from outrider.backends.torch import gguf, load, load_target, load_tokenizer
+from outrider.names import find
 from outrider.params import InputError
 from outrider.training import objectives
 

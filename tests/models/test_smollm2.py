@@ -12,11 +12,10 @@ from vllm_world import Scheduler, config
 
 import outrider
 from outrider import cli
-from outrider.backends.torch import find
 from outrider.bench.models import Models
 from outrider.checkpoints import Facts, native, read
 from outrider.integrations.vllm import Proposer
-from outrider.names import GET, installed
+from outrider.names import GET, find, installed
 from outrider.params import InputError
 from outrider.shipped import folder_of
 

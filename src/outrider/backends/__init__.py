@@ -1,1 +1,1 @@
-"""Ways to compute a target's passes; each stands behind the protocols of `types`."""
+"""Ways to compute a target's passes; each stands behind the protocols of `core/protocols.py`."""

@@ -19,6 +19,7 @@ from time import monotonic, perf_counter
 from typing import Any
 from zlib import crc32
 
+from ..encoding import has_template
 from ..params import InputError, first_line
 from . import checks, peers
 from .models import Models
@@ -209,7 +210,7 @@ class Runner:
         llm = self.models.llm()
         replies = [llm.decode(a) for a in answers]
         turns = prompt.turns[: len(replies) + 1]
-        if task.raw or not getattr(llm.tokenizer, "chat_template", None):
+        if task.raw or not has_template(llm.tokenizer):
             parts = [x for pair in zip(turns, [*replies, ""], strict=True) for x in pair if x]
             ids = llm.encode("\n\n".join(parts))
         else:

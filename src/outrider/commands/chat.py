@@ -66,6 +66,7 @@ def chat(
 
     Drafted tokens have another colour. /help lists commands. Without a terminal, each line of stdin is one turn.
     """
+    from ..encoding import has_template
     from ..params import InputError, Sampling
     from .generate import check_rule, unescape
     from .loading import load, one_model
@@ -82,7 +83,7 @@ def chat(
         one_model(model, named), drafter, budget=budget, dtype=dtype, device=device, exact=exact, weights=weights,
         threads=threads, no_compile=no_compile, trust_remote_code=trust_remote_code,
     )  # fmt: skip
-    if not getattr(llm.tokenizer, "chat_template", None):
+    if not has_template(llm.tokenizer):
         if system is not None:
             raise InputError(f"{llm.name} has no chat template, which --system needs; leave it out")
         if not text:

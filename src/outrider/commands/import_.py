@@ -10,8 +10,8 @@ import typer
 from . import options as opt
 
 if TYPE_CHECKING:
-    from ..backends.torch import Place
     from ..checkpoints import Checkpoint, Facts
+    from ..names import Place
 
 
 def import_(

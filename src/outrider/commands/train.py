@@ -94,7 +94,7 @@ def train(
     files.fillable(out)
     place = located(model)  # before torch is imported
     from ..training import loop
-    from ..training.objectives import options_of
+    from ..training.objectives import native, options_of
     from ..training.recipe import Recipe
 
     check_place(dtype, device)
@@ -107,7 +107,7 @@ def train(
         prompts=limit, save=save, init=init, options=options, target=str(place), data=tuple(data),
     )  # fmt: skip
     recipe.complete()  # raises InputError before a model is loaded
-    stock = not getattr(plugins.module("objectives", method), "NATIVE", False) or target_parallel > 1 or bool(features)
+    stock = not native(method) or target_parallel > 1 or bool(features)
     target, documents = load(place, data, stock, dtype, device, trust_remote_code, target_parallel)
     result = loop.train(target, documents, out, recipe, shard=shard, quiet=as_json)
     if int(os.environ.get("RANK", 0)):  # only the first of several processes prints

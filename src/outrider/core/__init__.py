@@ -1,1 +1,1 @@
-"""Trees, their growth, noise, sampling, verification and ends of text: pure functions of tensors."""
+"""Trees, their growth, noise, sampling, verification and ends of text: pure functions of arrays."""

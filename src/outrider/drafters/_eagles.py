@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ..backends.native.draft_vocab import ids_of
 from ..backends.native.drafts import Weights
 from ..backends.native.grow import EagleParts, eagle
 from ..backends.native.weights import Table
@@ -15,7 +16,7 @@ from ..core.protocols import Drafter, Target
 from ..nets.configs import INPUTS, Eagle3Config, EagleConfig
 from ._compiled import CompiledEagle
 from ._growth import STATIC, Growth
-from ._trained import Method, Shapes, in_tensors, layer_shapes, names_of
+from ._trained import Method, Shapes, in_tensors, layer_shapes
 
 FLAGS = "norm_before_residual", "norm_before_fc", "fc_norm", "norm_output", "parallel"  # that compiled code lacks
 
@@ -77,7 +78,7 @@ def compiled(config: EagleConfig | Eagle3Config, weights: Weights, target: Targe
     if code is None:
         return None
     if "d2t" in weights:
-        ids = names_of(weights["d2t"], config.vocab)
+        ids = ids_of(weights["d2t"], config.vocab)
         ids = None if np.array_equal(ids, np.arange(config.vocab)) else ids
     head = weights["lm_head.weight"] if three else target.head_rows(ids)
     own = weights.get("embed_tokens.weight")

@@ -140,14 +140,6 @@ def finite(weights: Weights) -> bool:
     return not any(part.any() for part in infinite)
 
 
-def names_of(d2t: Array, vocab: int) -> Array:
-    """Token ids of a draft vocabulary. Raises InputError for what are no token ids, each once."""
-    ids: Array = d2t.astype(np.int64) + np.arange(len(d2t))
-    if ids.min() < 0 or ids.max() >= vocab or np.bincount(ids).max() > 1:
-        raise InputError("every draft token must have a token id of its own (with d2t: i + d2t[i]); here it has not")
-    return ids
-
-
 @lru_cache
 def warn_of_other_weights(path: str, mark: str) -> None:
     """Warn, once per drafter and model, that the drafter was trained for other weights."""

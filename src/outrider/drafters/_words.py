@@ -7,7 +7,7 @@ tokens.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -19,7 +19,6 @@ from ..core.types import Array
 from ..params import InputError
 
 WINDOW = 48  # bytes of the text before that are looked at when text is written in tokens
-DRAFT_VOCAB = "outrider_draft_vocab"  # of a draft model's config: the ids of the tokens that it drafts
 WAYS = ("same", "shared", "text")
 ENOUGH = 0.1  # share of the target's tokens that the drafter must have as well
 
@@ -219,28 +218,12 @@ class Shared:
 Words = Same | Shared
 
 
-def names_in(config: Mapping[str, Any]) -> Array | None:
-    """The tokens that a draft model's config says it drafts; None: all.
-
-    Raises:
-        InputError: what it names are not token ids of the model, each once.
-    """
-    named = config.get(DRAFT_VOCAB)
-    if named is None:
-        return None
-    if not isinstance(named, list) or not named or not all(type(i) is int for i in named):
-        raise InputError(f"{DRAFT_VOCAB} in a draft model's config is a list of token ids, and this is none")
-    if min(named) < 0 or max(named) >= int(config["vocab_size"]) or len(set(named)) < len(named):
-        raise InputError(f"{DRAFT_VOCAB} in a draft model's config names tokens that it has not, or one twice")
-    return np.array(named, np.int64)
-
-
 def check_names(names: Array | None, where: str, vocab: int, same: bool) -> None:
     """Refuse a draft vocabulary with tokens that the target lacks, or under another tokenizer: what it leaves out was
     never learned.
 
     Args:
-        names: as of `names_in`.
+        names: as of `ids_in`.
         where: the draft model.
         vocab: how many tokens the target has.
         same: has the draft model the target's tokenizer?

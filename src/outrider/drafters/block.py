@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from ..backends.native.draft_vocab import ids_of
 from ..backends.native.drafts import Weights, float32
 from ..backends.native.lattice import Block, BlockParts, block
 from ..core.protocols import Drafter, Drafting, Target
@@ -24,7 +25,7 @@ from ..params import InputError
 from . import _lattice, _ranks
 from ._compiled import PairDrafting
 from ._growth import Grown, Growth
-from ._trained import Method, Shapes, in_tensors, layer_shapes, names_of
+from ._trained import Method, Shapes, in_tensors, layer_shapes
 
 
 @dataclass(frozen=True)
@@ -215,7 +216,7 @@ def compiled(config: BlockConfig, weights: Weights, target: Target, growth: Grow
     if code is None or table is None or table.shape[1] != config.target_hidden:
         return None
     if config.draft_vocab < config.vocab:
-        names = names_of(weights["d2t"], config.vocab)
+        names = ids_of(weights["d2t"], config.vocab)
         places = np.full(config.vocab, -1)
         places[names] = np.arange(len(names))
     head = target.head_rows(None) if names is None else weights["lm_head.weight"]

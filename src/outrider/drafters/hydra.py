@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from ..backends.native.draft_vocab import ids_of
 from ..backends.native.drafts import Weights
 from ..backends.native.grow import Hydra, HydraHead, Prefix, hydra, prefix
 from ..backends.native.weights import rounded
@@ -30,7 +31,7 @@ from ..nets.configs import HydraConfig
 from . import _ranks
 from ._compiled import PairDrafting, last_features
 from ._growth import Grown, Growth, Step
-from ._trained import Method, Shapes, in_tensors, layer_shapes, names_of
+from ._trained import Method, Shapes, in_tensors, layer_shapes
 
 TREES = ("dynamic", "static", "chain")
 
@@ -163,7 +164,7 @@ def compiled(config: HydraConfig, weights: Weights, target: Target, growth: Grow
     code, table = METHOD.code(config, target), target.embeddings
     if code is None or table is None or table.shape[1] != config.hidden:
         return None
-    names = names_of(weights["d2t"], config.vocab) if config.draft_vocab else None
+    names = ids_of(weights["d2t"], config.vocab) if config.draft_vocab else None
     heads = []
     for k in range(config.heads):
         block, bias = (

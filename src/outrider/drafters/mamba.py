@@ -21,6 +21,7 @@ import numpy as np
 
 from ..backends.native.abi import Library
 from ..backends.native.checkpoint import open_checkpoint
+from ..backends.native.draft_vocab import ids_in
 from ..backends.native.drafts import Shape, Weights
 from ..backends.native.grow import Mamba, MambaSizes, mamba
 from ..core.growth import Indices
@@ -34,7 +35,7 @@ from ._compiled import code_for
 from ._growth import Grown, Growth
 from ._text import across, check_tokenizer, check_way, tokenizer_of
 from ._trained import Shapes, cast, finite, in_tensors
-from ._words import Same, Words, names_in
+from ._words import Same, Words
 
 FEW = 4  # tokens that wait: these are read one by one
 FIRST = 16  # states of a new slab, at most; it grows
@@ -300,7 +301,7 @@ def _opened(target: Target, tokenizer: Any, path: str, request: Request) -> Draf
         return None
     try:
         files = open_checkpoint(folder)
-        config, names = files.config, names_in(files.config)
+        config, names = files.config, ids_in(files.config)
         sizes, rows = _sizes(config), _count(config, "vocab_size")
         if sizes is None or (names is not None and request.vocab != "same"):
             return None

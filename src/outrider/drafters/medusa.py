@@ -26,6 +26,7 @@ from typing import Any
 
 import numpy as np
 
+from ..backends.native.draft_vocab import ids_of
 from ..backends.native.drafts import Shape, Weights
 from ..backends.native.lattice import Medusa, MedusaParts, medusa
 from ..core.protocols import Drafter, Drafting, Round, Target
@@ -36,7 +37,7 @@ from ..params import InputError, integer
 from . import _ranks
 from ._compiled import last_features
 from ._logits import rank
-from ._trained import Method, Shapes, in_tensors, names_of
+from ._trained import Method, Shapes, in_tensors
 
 TREES = ("dynamic", "static", "chain")
 
@@ -184,7 +185,7 @@ def compiled(config: MedusaConfig, weights: Weights, target: Target, options: Me
     if code is None:
         return None
     if config.draft_vocab:
-        names = names_of(weights["d2t"], config.vocab)
+        names = ids_of(weights["d2t"], config.vocab)
     shared = target.head_rows(names) if config.share_head else None
     if config.share_head and shared is None:
         return None

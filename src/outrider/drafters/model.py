@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..backends.choose import PRECISIONS, readable
+from ..backends.native.draft_vocab import ids_in
 from ..backends.native.target import NativeTarget
 from ..core.growth import Indices
 from ..core.protocols import Drafting, Round, Session, Target
@@ -25,7 +26,7 @@ from . import _ranks
 from ._common import accepted
 from ._growth import WIDEST, Grown, Growth
 from ._text import TextDrafter, across, check_tokenizer, check_way, tokenizer_of
-from ._words import Same, Words, check_names, names_in
+from ._words import Same, Words, check_names
 
 PIECE = 64  # tokens that are read at once when drafting begins again
 
@@ -177,7 +178,7 @@ def _native(where: str, target: Target, dtype: str, vocab: str, weights: str) ->
     files = readable(place, "cpu", dtype)
     if files is None:
         return None
-    names = names_in(files.config)
+    names = ids_in(files.config)
     check_names(names, where, target.vocab, vocab == "same")
     draft = NativeTarget(files, dtype, weights_of(weights, place), names)
     return draft, Same(files.description.vocab, target.vocab, names)

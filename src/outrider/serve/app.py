@@ -22,6 +22,7 @@ from starlette.staticfiles import StaticFiles
 
 from .. import __version__
 from ..core.text import text_of
+from ..encoding import has_template
 from . import answers
 from .call import Call, Channel
 from .gate import Gate, closing
@@ -114,7 +115,7 @@ class Endpoints:
             "outrider": {
                 "exact": service.exact,
                 "precision": service.llm.target.arithmetic,
-                "chat": bool(getattr(service.llm.tokenizer, "chat_template", None)),
+                "chat": has_template(service.llm.tokenizer),
                 "drafters": [name for name in fleet.drafters if name not in fleet.failed],
                 "failed_drafters": fleet.failed,
             },

@@ -73,7 +73,7 @@ def document() -> dict[str, Any]:
 
 
 def done(path: str) -> dict[str, Any]:
-    """The responses of a GET endpoint."""
+    """The responses of a request that is served."""
     content: dict[str, Any] = {"text/plain": {}} if path == "/metrics" else {"application/json": {}}
     if path.endswith("completions"):
         content["text/event-stream"] = {}

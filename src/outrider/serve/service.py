@@ -14,6 +14,7 @@ from uuid import uuid4
 
 from .. import __version__, machine
 from ..core.text import Places
+from ..encoding import has_template
 from ..engine.request import Request, check_prompt
 from ..engine.stopping import Stop
 from ..llm import LLM
@@ -280,7 +281,7 @@ class Service:
     ) -> list[int]:
         """Messages rendered by the model's chat template."""
         tokenizer = self.llm.tokenizer
-        if not getattr(tokenizer, "chat_template", None):
+        if not has_template(tokenizer):
             raise Refusal(f"{self.name} has no chat template; use /v1/completions", "messages")
         own = {"chat_template", *inspect.signature(tokenizer.apply_chat_template).parameters}
         if taken := own & set(kwargs or {}):

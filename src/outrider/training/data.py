@@ -22,6 +22,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from .. import prompts
+from ..encoding import has_template
 from ..params import InputError
 from . import hidden_states
 
@@ -206,7 +207,7 @@ def _chat(messages: Sequence[Mapping[str, str]], tokenizer: Any, where: str, end
             raise InputError(f"{where} has an empty assistant turn, so there is nothing to learn; fill or remove it")
     if not any(m["role"] == "assistant" for m in messages):
         raise InputError(f"{where} has no assistant turn, so there is nothing to learn; remove the line")
-    if not getattr(tokenizer, "chat_template", None):
+    if not has_template(tokenizer):
         parts: list[tuple[str, bool]] = []
         for m in messages:
             parts += [(f"{m['role'].capitalize()}: ", False), (m["content"] + "\n", m["role"] == "assistant")]

@@ -8,11 +8,10 @@ from typing import Any
 
 import torch
 
-from ..budgets.budgeter import Budgeter, FixedBudget
+from ..budgets.budgeter import FixedBudget
 from ..core.protocols import Drafter, Target
 from ..core.types import Usage
 from ..engine import Engine, Request, generate
-from ..params import Sampling
 from .data import Batch, Document
 from .features import TargetFeatures
 
@@ -65,20 +64,12 @@ def prompts_of(documents: Sequence[Document], count: int, remaining: int, contex
     return prompts
 
 
-def acceptance(
-    target: Target,
-    drafter: Drafter,
-    prompts: Sequence[Sequence[int]],
-    tokens: int,
-    temperature: float = 0.0,
-    budget: Budgeter | None = None,
-    rule: str = "coupled",
-) -> Acceptance:
-    """Decode the prompts, one by one, and count."""
-    engine = Engine.of(target, drafter, budget or FixedBudget(16, 5), rule)
+def acceptance(target: Target, drafter: Drafter, prompts: Sequence[Sequence[int]], tokens: int) -> Acceptance:
+    """Decode the prompts at temperature 0, one by one, and count."""
+    engine = Engine.of(target, drafter, FixedBudget(16, 5))
     usages: list[Usage] = []
     for i, prompt in enumerate(prompts):
-        request = Request(prompt, i, tokens, Sampling(temperature=temperature))
+        request = Request(prompt, i, tokens)
         row = None
         for piece in generate(engine, [request]):
             row = piece.row

@@ -11,6 +11,7 @@ from .. import files
 from ..backends.torch import SeqTarget
 from ..core.protocols import Drafter, Target
 from ..core.text import detokenizer, text_of
+from ..encoding import has_template
 from ..engine import Engine, Request, Row, generate
 from ..engine.stopping import Stop
 from ..params import Interrupted, Sampling
@@ -101,7 +102,7 @@ def _ids(tokenizer: Any, what: Asked, opening: int) -> list[int]:
         return list(tokenizer(what.text)["input_ids"])[:opening]
     if isinstance(what, str):
         return list(tokenizer(what)["input_ids"])
-    if getattr(tokenizer, "chat_template", None):
+    if has_template(tokenizer):
         return list(tokenizer.apply_chat_template(what, add_generation_prompt=True, return_dict=True)["input_ids"])
     text = "".join(f"{m['role'].capitalize()}: {m['content']}\n" for m in what) + "Assistant: "
     return list(tokenizer(text)["input_ids"])

@@ -1,5 +1,5 @@
 """Trees of compiled drafters of one pass: block drafters and Medusa, whose slots have candidates each. A tree is the
-best part of this lattice (`c/lattice.h`), as `drafters/_lattice.py` finds it in Python. Nothing is fed again, so a call
+best part of this lattice (`c/abi.h`), as `drafters/_lattice.py` finds it in Python. Nothing is fed again, so a call
 needs other arrays and writes to other workspace than those of `grow.py`.
 """
 

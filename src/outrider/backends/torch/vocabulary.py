@@ -4,8 +4,8 @@ A network that has one keeps `d2t`, a whole number for each draft token, as EAGL
 the target's token i + d2t[i]. A token outside is written by the target all the same, it is only never drafted; so every
 rule stays as exact as it was.
 
-A draft model is a stock model with all tokens; its config names those that it was trained to draft (`CONFIG`), and only
-their rows of its head are kept where it drafts.
+A draft model is a stock model with all tokens; its config names those that it was trained to draft (`DRAFT_VOCAB`), and
+only their rows of its head are kept where it drafts.
 """
 
 from __future__ import annotations
@@ -16,9 +16,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from ...params import InputError
-
-CONFIG = "outrider_draft_vocab"  # of a draft model's config: token ids, ascending
+from ..native import draft_vocab
 
 
 def ids_of(d2t: Int[Tensor, " vd"]) -> Int[Tensor, " vd"]:
@@ -33,8 +31,7 @@ def keep(d2t: Int[Tensor, " vd"], tokens: Int[Tensor, " vd"]) -> None:
 
 def check_ids(ids: Int[Tensor, " vd"], vocab: int) -> None:
     """Refuse ids that are not tokens of the target, each once."""
-    if int(ids.min()) < 0 or int(ids.max()) >= vocab or len(ids.unique()) < len(ids):
-        raise InputError("every draft token must have a token id of its own (with d2t: i + d2t[i]); here it has not")
+    draft_vocab.check_ids(ids.cpu().numpy(), vocab)
 
 
 def places_of(ids: Int[Tensor, " vd"], vocab: int) -> Int[Tensor, " v"]:
@@ -50,14 +47,8 @@ def ids_named(net: Any) -> Int[Tensor, " vd"] | None:
     Raises:
         InputError: what it names are not token ids of the model, each once.
     """
-    named = getattr(net.config, CONFIG, None)
-    if named is None:
-        return None
-    if not isinstance(named, list) or not named or not all(type(i) is int for i in named):
-        raise InputError(f"{CONFIG} in a draft model's config is a list of token ids, and this is none")
-    ids = torch.tensor(named, device=net.device)
-    check_ids(ids, int(net.config.vocab_size))
-    return ids
+    ids = draft_vocab.ids_in(net.config.to_dict())
+    return None if ids is None else torch.from_numpy(ids).to(net.device)
 
 
 def cut(net: Any) -> Int[Tensor, " vd"] | None:

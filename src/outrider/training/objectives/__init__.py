@@ -27,6 +27,7 @@ __all__ = [
     "build",
     "drafted",
     "names",
+    "native",
     "optimiser_of",
     "options_of",
 ]
@@ -41,6 +42,11 @@ def optimiser_of(name: str) -> Optimiser:
     """The rates of a method's paper."""
     optimiser: Optimiser = plugins.module("objectives", name).OPTIMISER
     return optimiser
+
+
+def native(name: str) -> bool:
+    """Does a method need no more of its target than native passes compute?"""
+    return bool(getattr(plugins.module("objectives", name), "NATIVE", False))
 
 
 def options_of(name: str) -> dict[str, Any]:

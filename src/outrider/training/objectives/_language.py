@@ -22,6 +22,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional
 
+from ...backends.native.draft_vocab import DRAFT_VOCAB
 from ...backends.torch import HFTarget, vocabulary
 from ...backends.torch.load import from_pretrained, save_tokenizer
 from ...drafters import _heads
@@ -59,7 +60,7 @@ class LanguageObjective(NetworkObjective):
         places = None if ids is None else vocabulary.places_of(ids, self.target.vocab)
         self.register_buffer("places", places, persistent=False)
         if ids is not None:
-            setattr(self.net.config, vocabulary.CONFIG, ids.tolist())
+            setattr(self.net.config, DRAFT_VOCAB, ids.tolist())
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *given: Any, **options: Any) -> Any:
         """As of any module; a resumed run keeps its draft vocabulary, whatever data has come since."""
@@ -135,5 +136,5 @@ def objective(
     if few is not None and has is not None and len(has) != len(few):
         raise InputError(f"{init} drafts {len(has)} tokens, not {len(few)}; leave draft_vocab out")
     if few is not None and has is None:
-        setattr(net.config, vocabulary.CONFIG, few.tolist())
+        setattr(net.config, DRAFT_VOCAB, few.tolist())
     return LanguageObjective(target, net.to(learned(target.dtype)), stage, loss)

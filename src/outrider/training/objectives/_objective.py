@@ -99,7 +99,7 @@ class NetworkObjective(nn.Module):
 
 
 class TrimmedObjective(NetworkObjective):
-    """The same for a network that may have a trimmed draft vocabulary (`nets/vocabulary.py`).
+    """The same for a network that may have a trimmed draft vocabulary (`backends/torch/vocabulary.py`).
 
     `head` is the target's, restricted to the draft vocabulary. Positions whose token is outside it have no loss.
     """
