@@ -14,6 +14,7 @@ import json
 from recipes.qwen_coder import questions
 from recipes.qwen_coder.openings import openings
 from recipes.smollm2.data import SPARE, TEMPERATURES, generate
+from recipes.smollm2.questions import places
 
 TOKENS = 512  # of an answer, at most
 
@@ -25,7 +26,7 @@ def main() -> None:
     parser.add_argument("--answers", default="answers", help="the name of the files of answers")
     parser.add_argument("--batch-size", type=int, default=32, help="answers that are written side by side")
     parser.add_argument("--weights", default="auto", help="as for `outrider generate`")
-    questions.places(parser)
+    places(parser, "qwen-coder")
     a = parser.parse_args()
     a.work.mkdir(parents=True, exist_ok=True)
     if any(not (a.work / f"questions-{part}.jsonl").exists() for part in range(a.parts)):

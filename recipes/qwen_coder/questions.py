@@ -22,7 +22,21 @@ from pathlib import Path
 
 from recipes.qwen_coder.faults import planted
 from recipes.qwen_coder.openings import TURN, openings
-from recipes.smollm2.questions import RUN, asked, commands, evaluation, runs, shuffled, texts, unlike, words
+from recipes.smollm2.questions import (
+    RUN,
+    asked,
+    commands,
+    evaluation,
+    keep,
+    lines_of,
+    own,
+    places,
+    runs,
+    shuffled,
+    texts,
+    unlike,
+    words,
+)  # fmt: skip
 
 ROOT = Path(__file__).resolve().parents[2]
 TASKS = ROOT / "src" / "outrider" / "bench" / "data" / "coder.jsonl"  # what `tasks.py` writes
@@ -174,18 +188,6 @@ def modules(folder: Path) -> Iterator[str]:
                 )
 
 
-def own(answered: Path) -> Iterator[str]:
-    """What the model asked where the user's turn was open; questions that were cut off are left out."""
-    if not answered.exists():
-        return
-    lines = [json.loads(line) for line in answered.read_text(encoding="utf-8").split("\n") if line]
-    given = openings(max((row["id"] for row in lines), default=-1) + 1)
-    for row in sorted(lines, key=lambda row: row["id"]):
-        question = (given[row["id"]].removeprefix(TURN) + row["completion"]).strip()
-        if row["ends"] and len(words(question)) >= 4:
-            yield question
-
-
 # kind: how many of it a part holds, and how they are made
 KINDS: dict[str, tuple[int, Callable[[Path], Iterator[str]]]] = {
     **{task: (22, lambda folder, task=task: functions(task, folder)) for task in FUNCTION},
@@ -207,32 +209,21 @@ def write(train: Path, held: Path, work: Path, parts: int) -> dict[str, int]:
     wanted = [part for part in range(parts) if not (work / f"questions-{part}.jsonl").exists()]
     rows: dict[int, list[dict]] = {part: [] for part in wanted}
     makers = {name: (count, make(train)) for name, (count, make) in KINDS.items()}
-    makers["own"] = (OWN, own(work / "openings-answered.jsonl"))
+    makers["own"] = (OWN, own(work / "openings-answered.jsonl", openings, TURN))
     for name, (count, made) in makers.items():
         kept = list(islice((q for q in unlike(made) if not runs(q, RUN) & barred), parts * count))
         for part in wanted:
             mine = kept[part * count : (part + 1) * count]
-            rows[part] += [{"kind": name, "messages": [{"role": "user", "content": q}]} for q in mine]
+            rows[part] += lines_of(name, mine)
         counts[name] = len(kept)
     for part in wanted:
-        out = work / f"questions-{part}.jsonl"
-        lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in shuffled(rows[part], part)]
-        out.with_suffix(".tmp").write_text("".join(lines), encoding="utf-8")
-        out.with_suffix(".tmp").replace(out)
+        keep(work, part, rows[part])
     return counts
-
-
-def places(parser: argparse.ArgumentParser) -> None:
-    """Options of where things are."""
-    shared = ROOT.parent / "shared" / "data"
-    parser.add_argument("--train", type=Path, default=shared / "train", help="texts that questions are made of")
-    parser.add_argument("--eval", type=Path, default=shared / "eval", help="evaluation prompts to keep clear of")
-    parser.add_argument("--work", type=Path, default=ROOT / "runs" / "qwen-coder", help="where everything is written")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    places(parser)
+    places(parser, "qwen-coder")
     parser.add_argument("--parts", type=int, default=1, help="how many parts there shall be")
     a = parser.parse_args()
     a.work.mkdir(parents=True, exist_ok=True)

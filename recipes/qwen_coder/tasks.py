@@ -180,7 +180,7 @@ def write(folder: Path, work: Path, out: Path = TASKS) -> dict[str, int]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    questions.places(parser)
+    questions.places(parser, "qwen-coder")
     a = parser.parse_args()
     if not (a.train / SOURCES["algorithms"].file).is_file():
         parser.error(f"--train {a.train} has no {SOURCES['algorithms'].file}")

@@ -15,7 +15,7 @@ import argparse
 import json
 import random
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -181,14 +181,20 @@ def commands(folder: Path) -> Iterator[str]:
             yield draw.choice(COMMAND).format(does=does[0].lower() + does[1:], name=name, line=line, about=about)
 
 
-def own(answered: Path) -> Iterator[str]:
-    """What the model asked when the user's turn was its to write; questions that came to no end are left out."""
+def own(answered: Path, openings: Callable[[int], list[str]] = openings, turn: str = TURN) -> Iterator[str]:
+    """What the model asked when the user's turn was its to write; questions that came to no end are left out.
+
+    Args:
+        answered: how the model went on from these openings.
+        openings: as many of them as it is asked for.
+        turn: with which each of them begins.
+    """
     if not answered.exists():
         return
     lines = [json.loads(line) for line in answered.read_text(encoding="utf-8").split("\n") if line]
     given = openings(max((row["id"] for row in lines), default=-1) + 1)
     for row in sorted(lines, key=lambda row: row["id"]):
-        question = (given[row["id"]].removeprefix(TURN) + row["completion"]).strip()
+        question = (given[row["id"]].removeprefix(turn) + row["completion"]).strip()
         if row["ends"] and len(words(question)) >= 4:
             yield question
 
@@ -223,21 +229,31 @@ def write(train: Path, held: Path, work: Path, part: int) -> dict[str, int]:
     for name, (count, made) in makers.items():
         kept = (q for q in unlike(made) if not runs(q, RUN) & barred)
         mine = list(islice(kept, part * count, (part + 1) * count))
-        rows += [{"kind": name, "messages": [{"role": "user", "content": q}]} for q in mine]
+        rows += lines_of(name, mine)
         counts[name] = len(mine)
+    keep(work, part, rows)
+    return counts
+
+
+def lines_of(kind: str, asked: Iterable[str]) -> list[dict]:
+    """Questions of a kind, as lines of a part."""
+    return [{"kind": kind, "messages": [{"role": "user", "content": q}]} for q in asked]
+
+
+def keep(work: Path, part: int, rows: list[dict]) -> None:
+    """Write a part's questions, shuffled, into the work folder."""
     out = work / f"questions-{part}.jsonl"
     lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in shuffled(rows, part)]
     out.with_suffix(".tmp").write_text("".join(lines), encoding="utf-8")
     out.with_suffix(".tmp").replace(out)
-    return counts
 
 
-def places(parser: argparse.ArgumentParser) -> None:
-    """Options of where things are."""
+def places(parser: argparse.ArgumentParser, folder: str = "smollm2") -> None:
+    """Options of where things are; `folder`: the work folder's name in runs/."""
     shared = ROOT.parent / "shared" / "data"
     parser.add_argument("--train", type=Path, default=shared / "train", help="texts that questions are made of")
     parser.add_argument("--eval", type=Path, default=shared / "eval", help="evaluation prompts to keep clear of")
-    parser.add_argument("--work", type=Path, default=ROOT / "runs" / "smollm2", help="where everything is written")
+    parser.add_argument("--work", type=Path, default=ROOT / "runs" / folder, help="where everything is written")
 
 
 def main() -> None:
