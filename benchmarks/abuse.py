@@ -119,7 +119,7 @@ def send(port: int, method: str, path: str, body: Any = None) -> int:
 
 
 def post(body: Any) -> bytes:
-    """A completion's bytes, on a connection that is closed behind its answer."""
+    """A completion's bytes, on a connection that is closed after its answer."""
     raw = json.dumps(body).encode()
     return f"{HEAD}connection: close\r\ncontent-length: {len(raw)}\r\n\r\n".encode() + raw
 

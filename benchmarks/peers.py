@@ -103,7 +103,7 @@ def prompts(place: names.Place, given: argparse.Namespace) -> tuple[dict[str, li
     texts = {}
 
     def encode(turn: str, behind: bool) -> list[int]:
-        """A turn in the chat's template, alone or behind an answer: there, what the template writes alike after two
+        """A turn in the chat's template, alone or after an answer: there, what the template writes alike after two
         answers that have nothing in common."""
         user = {"role": "user", "content": turn}
         if not behind:

@@ -3,7 +3,7 @@
     python benchmarks/plain.py CODER.gguf --llama llama/bin --prompts 512 6000 --out runs/plain.json
 
 Everything is measured in turn, with as many threads, and given in tokens per second: the median of the repeats with the
-lowest and the highest. Prompts are random tokens, and decoding begins behind a single token, as in `llama-bench`.
+lowest and the highest. Prompts are random tokens, and decoding begins after a single token, as in `llama-bench`.
 A last line has what the machine's memory allows: a text cannot be written faster than the file is read once a token.
 `--avx2` measures our passes as processors without AVX-512 have them; --llama is then the folder of such a build
 (docs/benchmarks.md).

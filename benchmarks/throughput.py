@@ -2,7 +2,7 @@
 
     python benchmarks/throughput.py --text FILE --vllm PYTHON --out runs/throughput
 
-Texts of exactly so many tokens are cut from FILE, one behind the other, and all rows of a batch go on at T = 0. Counted
+Texts of exactly so many tokens are cut from FILE, one after the other, and all rows of a batch go on at T = 0. Counted
 are the steps in which all texts write on, from the end of one to the end of the next: not the prompts (but what a
 drafter of ours reads of them at its first draft), nor a batch that gets smaller. Engines run strictly in turn, in
 processes of their own; `benchmarks/peers.py` says how they are asked. What was measured stays in --out.
@@ -35,7 +35,7 @@ def runs(given: argparse.Namespace) -> list[Run]:
 
 
 def stream(place: names.Place, texts: Sequence[Any], tokens: int) -> list[int]:
-    """So many tokens of these texts, one behind the other."""
+    """So many tokens of these texts, one after the other."""
     tokenizer, found = load_tokenizer(place), list[int]()
     for text in texts:
         found += encoding.encode(text, tokenizer, place.name)

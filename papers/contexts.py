@@ -56,7 +56,7 @@ def _spec(spec: str, context: int) -> str:
 
 
 def prompts() -> Path:
-    """JSON lines of texts that are longer than every context: documents one behind another."""
+    """JSON lines of texts that are longer than every context: documents one after another."""
     made = PLACE / "prompts.jsonl"
     texts = []
     for domain in DOMAINS:

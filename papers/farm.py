@@ -1,6 +1,6 @@
 """A farm of servers, simulated: arrivals, batches and budgets over recorded acceptance, with a model of time.
 
-A trace holds, for every token of a real text, how many of DEPTH drafted tokens would have been accepted behind it; so
+A trace holds, for every token of a real text, how many of DEPTH drafted tokens would have been accepted after it; so
 any policy is replayed exactly, whatever it drafts and when. A simulated server takes the turns of `outrider.serve`: a
 newcomer's prompt is read, then it joins the others, and reading gets its share of the time. A `Machine` says what a
 turn takes: measured on this one (`farm_runs.py`), or the cost model of a GPU (`cost.py`). Budgets are
@@ -28,7 +28,7 @@ DEPTH = 8  # tokens that a trace's drafts are deep
 
 @dataclass(frozen=True)
 class Text:
-    """A recorded text. `accepts[i]`: drafted tokens that were right behind its i-th token; none for the last."""
+    """A recorded text. `accepts[i]`: drafted tokens that were right after its i-th token; none for the last."""
 
     prompt: int
     accepts: tuple[int, ...]

@@ -237,7 +237,7 @@ def machine(name: str, drafter: str) -> Gpu:
 
 
 def joined(texts: Sequence[Text], each: int) -> list[Text]:
-    """Texts as long as several traces, one behind the other."""
+    """Texts as long as several traces, one after the other."""
     groups = [[texts[(i + k) % len(texts)] for k in range(each)] for i in range(len(texts))]
     return [Text(PROMPT, sum((t.accepts for t in group), ())) for group in groups]
 

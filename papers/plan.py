@@ -169,7 +169,7 @@ def gpus_of(text: str) -> tuple[int, str]:
 
 
 def tokens_of(text: str) -> float:
-    """100M -> 1e8: a number of tokens, with K, M, G, B or T behind it. Raises InputError for anything else."""
+    """100M -> 1e8: a number of tokens, with K, M, G, B or T after it. Raises InputError for anything else."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?(?:e\d+)?)([kKMGBT]?)", text.strip())
     number = float(found[1]) * SCALES[found[2].upper()] if found else 0.0
     if not 1 <= number < math.inf:

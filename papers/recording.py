@@ -67,7 +67,7 @@ def _ids(where: str, name: str, value: Any) -> list[int]:
 
 
 def _encoded(where: str, prompt: Any, answer: Any, tokenizer: Any) -> tuple[list[int], list[int]]:
-    """Ids of a prompt and of the answer behind it: tokenised as one text, if that leaves the prompt's tokens alone."""
+    """Ids of a prompt and of the answer after it: tokenised as one text, if that leaves the prompt's tokens alone."""
     if not isinstance(answer, str) or not answer:
         raise InputError(f'{where}: "answer" must be a text that is not empty')
     if tokenizer is None:

@@ -20,12 +20,12 @@ from outrider.backends.torch import load_tokenizer, vocabulary
 from outrider.nets import int8
 from outrider.training import data
 
-PLACES = 7  # of bfloat16, behind the leading one
+PLACES = 7  # of bfloat16, after the leading one
 MLP = "midlayer.mlp"  # of an EAGLE-3's layer
 
 
 def coarse(weight: torch.Tensor, bits: int) -> torch.Tensor:
-    """Numbers of bfloat16 rounded to so many binary places behind the leading one, to the nearest."""
+    """Numbers of bfloat16 rounded to so many binary places after the leading one, to the nearest."""
     dropped = PLACES - bits
     whole = weight.view(torch.int16).int()
     size = ((whole & 0x7FFF) + (1 << dropped >> 1)) >> dropped << dropped

@@ -45,7 +45,7 @@ def serve(start: Callable[[dict[str, Any]], tuple[str, Write, Decode | None]]) -
     every = [chat[0] for chats in job["prompts"].values() for chat in chats]
 
     def answers(chats: list[Texts], temperature: float, batch: int) -> Texts:
-        """Each turn of each chat answered, behind all that was read and written before."""
+        """Each turn of each chat answered, after all that was read and written before."""
         texts: Texts = []
         before: Texts = [[] for _ in chats]
         for turn in range(max(map(len, chats))):
@@ -90,6 +90,6 @@ def by_context(job: dict[str, Any], decode: Decode) -> Iterator[dict[str, Any]]:
 
 
 def cut(text: list[int], job: dict[str, Any]) -> list[int]:
-    """A text without what lies behind its end."""
+    """A text without what lies after its end."""
     end = next((i for i, token in enumerate(text) if token in job["ends"]), len(text))
     return text[: min(end + 1, job["tokens"])]

@@ -4,7 +4,7 @@
     python -m recipes.mamba.drafters --rates        the small ones' held-out loss after 200 steps at several rates
     python -m recipes.mamba.drafters --ship         what ships, into the package
 
-The stages of the paper, and distillation behind them (Choi et al. 2025, section 4): pretrain on every domain's text,
+The stages of the paper, and distillation after them (Choi et al. 2025, section 4): pretrain on every domain's text,
 sft and distil on the documents of `recipes.demo.drafters`, of whose dialogues they learn the answers alone. The budget:
 8.2, 0.8 and 1.2 million tokens (4.1 was planned for the last; two cores had the time for a third).
 """

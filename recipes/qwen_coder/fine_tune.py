@@ -61,7 +61,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True, help="JSON lines with messages: a question and an answer")
     parser.add_argument("--out", type=Path, required=True, help="folder")
     parser.add_argument("--steps", type=int, default=300, help="dialogues that are learned, one a step")
-    parser.add_argument("--questions", type=int, default=200, help="prompts to write behind these")
+    parser.add_argument("--questions", type=int, default=200, help="prompts to write after these")
     parser.add_argument("--rank", type=int, default=16, help="of the adapter")
     parser.add_argument("--lr", type=float, default=2e-4, help="learning rate")
     a = parser.parse_args()

@@ -1,4 +1,4 @@
-"""Questions behind long contexts: `python -m recipes.smollm2.long` writes `long-questions.jsonl` in the work folder.
+"""Questions after long contexts: `python -m recipes.smollm2.long` writes `long-questions.jsonl` in the work folder.
 
 Chapters of books, modules of Python, dialogues of people, and chats with the model itself, of 200 to 2,200 tokens. The
 questions of `questions.py` have 60 tokens in the mean; a drafter that learns from these alone attends badly where more

@@ -1,7 +1,7 @@
 """Trains a drafter on all answers that are there: `python -m recipes.smollm2.train eagle`; the same command goes on.
 
 The budget is the same for every method and stated beforehand: 8 million tokens, or `--tokens`. Steps are of one row, so
-that there are many of them. On a GPU they are of more and longer rows, at a higher rate: answers behind long contexts
+that there are many of them. On a GPU they are of more and longer rows, at a higher rate: answers after long contexts
 (`long.py`) are learnt there too, and features are made anew in every step. `--ship` copies what is trained into the
 package, EAGLE into `papers/eagle/drafter`, with a card.
 """

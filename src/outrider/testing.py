@@ -89,7 +89,7 @@ class TableTarget(Target):
 
 @dataclass
 class TableSession(Session):
-    """One batch. Row b's committed tokens are in slots 0 .. lengths[b] - 1, the last tree's nodes behind them."""
+    """One batch. Row b's committed tokens are in slots 0 .. lengths[b] - 1, the last tree's nodes after them."""
 
     target: TableTarget
     capacity: int
@@ -149,7 +149,7 @@ class TableSession(Session):
         return text[::-1]
 
     def keep(self, paths: Sequence[Sequence[int]]) -> None:
-        """Commit each row's path; what lay behind is forgotten."""
+        """Commit each row's path; the rest is forgotten."""
         for r, path in enumerate(paths):
             nodes = self.slots[r][self.lengths[r] :]
             assert max(path) < len(nodes), "keep: a node that the last pass did not hold"

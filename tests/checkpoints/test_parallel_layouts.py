@@ -49,7 +49,7 @@ def speculators(**changes: Any) -> dict[str, Any]:
 
 
 def logits(raw: dict[str, Tensor], sizes: Any, features: Tensor, tokens: list[int], at: str = "layers.0.") -> Tensor:
-    """Of every pair, and of two masks behind them, by plain matrices."""
+    """Of every pair, and of two masks after them, by plain matrices."""
     given = torch.cat([features, raw["mask_hidden"].reshape(1, -1).expand(2, -1)])
     embeds = raw["embed_tokens.weight"][[*tokens, TOKEN, TOKEN]]
     hidden = list(reference.eagle3(raw, sizes, given, embeds, at)[0])

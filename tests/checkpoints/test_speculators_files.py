@@ -35,7 +35,7 @@ def answers(kind: str) -> dict[str, Tensor]:
 
 
 def states(net: Any, right: dict[str, Tensor], anchor: int, causal: bool | None = None) -> Tensor:
-    """Normed states of the block behind one anchor; `causal` unlike the network's is a fault."""
+    """Normed states of the block after one anchor; `causal` unlike the network's is a fault."""
     size, table, context = net.config.block, right["table"], net.context(right["features"][None, :anchor])
     turn = net.rope.at(torch.arange(anchor + size)[None], table.dtype)
     keys, values = net.keys_values(context, turn[:, :anchor])

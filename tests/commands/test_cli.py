@@ -75,7 +75,7 @@ def test_failures_exit_1_and_debug_shows_why(run: Run, monkeypatch: pytest.Monke
     assert (shown.code, shown.out) == (1, "")
     assert shown.err == "outrider: RuntimeError: the disk is full (--debug shows the traceback)\n"
     assert "Traceback" in run("info", "--debug").err
-    assert "Traceback" not in run("info", "--", "--debug").err, "behind -- it is an argument"
+    assert "Traceback" not in run("info", "--", "--debug").err, "after -- it is an argument"
     monkeypatch.setenv("OUTRIDER_DEBUG", "1")
     assert "Traceback" in run("info").err
     monkeypatch.setenv("OUTRIDER_DEBUG", "0")

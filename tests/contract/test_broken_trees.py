@@ -67,7 +67,7 @@ BROKEN = {
     "the vocabulary's size": ({"tokens": at((2,), 97)}, "token lies outside the vocabulary of 97"),
     "a negative token": ({"tokens": at((1,), -1)}, "token lies outside the vocabulary of 97"),
     "another root": ({"tokens": at((0,), 4)}, "root is not the last token"),
-    "a parent behind its child": ({"parents": at((1,), 2)}, "a node comes before its parent"),
+    "a parent after its child": ({"parents": at((1,), 2)}, "a node comes before its parent"),
     "its own parent": ({"parents": at((2,), 2)}, "a node comes before its parent"),
     "a huge parent": ({"parents": at((3,), 10**9)}, "a node comes before its parent"),
     "a negative parent": ({"parents": at((3,), -2)}, "a node comes before its parent"),

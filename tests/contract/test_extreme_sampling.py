@@ -21,7 +21,7 @@ from outrider.engine import Engine
 from outrider.engine.request import Request, spread_seeds
 from outrider.params import InputError, Sampling
 
-VOCAB = 40  # no multiple of sixteen: lanes behind its end are read
+VOCAB = 40  # no multiple of sixteen: lanes beyond its end are read
 SIZES = {"vocab_size": VOCAB}
 HUGE = 10**5000  # Python does not even print it
 

@@ -133,7 +133,7 @@ def test_the_users_own_processor_and_criterion(world: World) -> None:
         logits_processor=LogitsProcessorList([NoEven()]),
         stopping_criteria=StoppingCriteriaList([Ends()]),
         max_new_tokens=40,
-        eos_token_id=60,  # without one, stock decoding goes on writing behind a row's end
+        eos_token_id=60,  # without one, stock decoding goes on writing after a row's end
     )
     assert torch.equal(stock, ours)
 

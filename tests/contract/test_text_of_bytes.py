@@ -54,7 +54,7 @@ def table(tokenizer: Any, follows: list[list[int]], certain: float) -> TableTarg
 
 @pytest.mark.parametrize("depth", [2, 3, 4, 5, 6])
 def test_a_stop_string_in_a_run_of_bytes_ends_drafted_text_where_it_ends_plain_text(tokenizer: Any, depth: int) -> None:
-    """Also where the accepted run goes on behind it, and ends inside a character."""
+    """Also where the accepted run goes on after it, and ends inside a character."""
     ids = in_bytes(tokenizer, "\n🚀ž")
     target = table(tokenizer, [ids], 100.0)
     options: dict[str, Any] = {"max_new_tokens": 40, "stop": "🚀", "budget": f"16x{depth}"}

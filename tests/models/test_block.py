@@ -40,7 +40,7 @@ def network(config: BlockConfig = CONFIG, seed: int = 0) -> BlockNet:
 
 
 def run(net: BlockNet, features: Tensor, x: Tensor, at: int) -> Tensor:
-    """One block behind `at` positions of context, computed in one go."""
+    """One block after `at` positions of context, computed in one go."""
     size = net.config.block
     turn = net.rope.at(torch.arange(at + size)[None], features.dtype)
     keys, values = net.keys_values(net.context(features[:, :at]), turn[:, :at])

@@ -139,7 +139,7 @@ def test_pending_pairs_are_read_in_time(kind: str, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("kind", ["eagle", "eagle3", "narrow"])
 @torch.no_grad()
 def test_texts_are_read_as_by_tensors(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The keys and values of all pairs, and the vector behind the last one: of many pairs at once, and of few."""
+    """The keys and values of all pairs, and the vector after the last one: of many pairs at once, and of few."""
     drafter: Any = made(97, 50, FULL, Growth(), kind).drafter
     assert isinstance(drafter, CompiledEagle)
     monkeypatch.setattr(_weights, "compiled", lambda *_: None)

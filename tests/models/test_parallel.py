@@ -75,7 +75,7 @@ def test_one_pass_a_round() -> None:
     drafter.net.register_forward_hook(lambda module, given, out: calls.append(out.shape[1]))
     rows = heads.run(target, drafter, PROMPTS[:1], 31, 1.0, FixedBudget(14, 4))
     assert len(calls) == rows[0].usage.rounds - 1 > 6, "only the target's token fits into the last round"
-    assert calls[0] == len(PROMPTS[0]) + 3, "the prompt's pairs, and three masks behind the last"
+    assert calls[0] == len(PROMPTS[0]) + 3, "the prompt's pairs, and three masks after the last"
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

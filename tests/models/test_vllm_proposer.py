@@ -57,7 +57,7 @@ def models(target: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, s
 
 @pytest.fixture(scope="module")
 def stories(target: Any) -> list[list[int]]:
-    """Prompts, each with what the target writes behind it."""
+    """Prompts, each with what the target writes after it."""
     outputs = outrider.load(target.model, "none").generate(TEXTS, max_new_tokens=NEW)
     return [[*prompt, *output.tokens] for prompt, output in zip(TEXTS, outputs, strict=True)]
 

@@ -198,7 +198,7 @@ def test_models_by_name_are_compiled_by_default() -> None:
 @pytest.mark.parametrize("dtype", [HALF, WHOLE])
 @torch.no_grad()
 def test_a_drafter_steps_as_its_network_does(dtype: torch.dtype) -> None:
-    """Chains and trees, behind level rows and unequal ones."""
+    """Chains and trees, after level rows and unequal ones."""
     shape = LayerShape(64, 4, 2, 32, 96, 64)
     net = eagle.EagleNet(eagle.EagleConfig(vocab=97, target_hidden=64, layer=shape)).to(dtype).eval()
     torch.manual_seed(0)

@@ -70,8 +70,8 @@ def text(seed: int, count: int, vocab: int = 97) -> list[int]:
 
 
 def outputs(target: Target, texts: Sequence[list[int]]) -> list[np.ndarray]:
-    """Logits and features, padding left out, of ragged prompts in two chunks, of trees behind them, and of a tree
-    behind the accepted paths."""
+    """Logits and features, padding left out, of ragged prompts in two chunks, of trees after them, and of a tree
+    after the accepted paths."""
     session, results = target.open(64), []
     for chunk in session.prefill(texts, TAPS):
         sizes = chunk.tree.size.tolist()
@@ -299,7 +299,7 @@ def some_tokens(files: Any, dtype: str, way: str) -> None:
 
 
 def logits(target: NativeTarget, taps: tuple[int, ...]) -> list[np.ndarray]:
-    """Of two ragged prompts, and of a chain behind each."""
+    """Of two ragged prompts, and of a chain after each."""
     session = target.open(8)
     made = [chunk.output.logits for chunk in session.prefill([text(11, 40), text(12, 7)], taps)]
     return [*made, session.forward(chain([[1, 96], [3, 95]]), taps).logits]
@@ -378,7 +378,7 @@ def test_qwens_mixtures_have_windows_in_other_layers(bound: int) -> None:
 
 @pytest.mark.parametrize("arch", ["gptneox", "falcon"])
 def test_fused_rows_that_a_file_lacks_are_refused(tmp_path: Path, arch: str) -> None:
-    """Before anything reads behind them."""
+    """Before anything reads after them."""
     alone = {"hidden_size": 128, "num_attention_heads": 4}
     known: dict[str, tuple[str, dict[str, Any]]] = {
         "gptneox": ("gpt_neox", {"hidden_size": 64}), "falcon": ("falcon-rotary", alone),

@@ -220,7 +220,7 @@ EXTREME = (
 
 @pytest.mark.parametrize("vocab", [7, 40, 8203])
 def test_the_ends_of_every_range_are_drawn_as_by_the_reference(vocab: int) -> None:
-    """No sum or quotient is infinite there, no lane behind the vocabulary's end is drawn, and counts do not wrap."""
+    """No sum or quotient is infinite there, no lane beyond the vocabulary's end is drawn, and counts do not wrap."""
     sure, history = 0, [([1, 2, 3], [3, 3, 5, 6])]
     for seed in range(8):
         logits = normal(seed, len(EXTREME), 1, vocab) * np.float32(3)

@@ -55,7 +55,7 @@ def end(servers: Running) -> None:
 
 @pytest.fixture(autouse=True)
 def ended(running: Running) -> Iterator[None]:
-    """Servers that a test starts end with it: idle ones take the tests behind it some of the processor's time."""
+    """Servers that a test starts end with it: idle ones take the tests after it some of the processor's time."""
     before = len(running)
     yield
     end(running[before:])

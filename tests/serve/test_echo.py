@@ -166,7 +166,7 @@ def test_places() -> None:
     assert offsets("ab cd", b"<s>", b" ab", b" cd") == [0, 0, 2], "sentencepiece puts a space first"
     assert offsets("a<s>b", b"<s>", b"a", b"<s>", b"b") == [0, 0, 1, 4], "a mark that somebody wrote is text"
     assert offsets("cafe\u0301 is good", b"ca", "f\u00e9".encode(), b" is", b" good") == [0, 2, 5, 8], "another form"
-    assert offsets("<u>\nHi.", b"<u>", b"Hi", b".") == [0, 4, 6], "a mark takes the line's end behind it"
+    assert offsets("<u>\nHi.", b"<u>", b"Hi", b".") == [0, 4, 6], "a mark takes the line's end after it"
     dog = "🐕".encode()
     assert offsets("a🐕b", b"a", dog[:2], dog[2:], b"b") == [0, 1, 1, 2]
 

@@ -195,7 +195,7 @@ LATE = b"POST /nowhere HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\n{
 
 @pytest.mark.parametrize("sent", [b"", HEAD, b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\nGET", CHUNKED, LATE])
 def test_a_header_has_a_deadline(llm: LLM, loaded: Any, start: Serve, sent: bytes) -> None:
-    """Nothing, half of a header, half of a second one, and a body that goes on behind its response; bytes that trickle
+    """Nothing, half of a header, half of a second one, and a body that goes on after its response; bytes that trickle
     do not put it off."""
     served = start(service_of(llm, loaded, "demo", limits=Limits(header=1.0)))
     served.server.config.timeout_keep_alive = 1

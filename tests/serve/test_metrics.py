@@ -22,7 +22,7 @@ LONG = {**ASKED, "temperature": 1, "seed": 1, "max_tokens": 1900, "ignore_eos": 
 
 
 def figures(served: Served) -> dict[str, float]:
-    """Every sample by its name, with its labels behind it in braces where it has more than all have."""
+    """Every sample by its name, with its labels after it in braces where it has more than all have."""
     results: dict[str, float] = {}
     for family in text_string_to_metric_families(served.send("GET", "/metrics")[2].decode()):
         for sample in family.samples:

@@ -134,7 +134,7 @@ def test_a_grammar_that_breaks_fails_its_own_row(served: Served, why: str) -> No
 
 
 def test_a_text_that_ends_before_its_grammar_breaks_is_complete(llm: LLM) -> None:
-    """An accepted draft makes the walk look behind a stop, where decoding without one would never have looked."""
+    """An accepted draft makes the walk look beyond a stop, where decoding without one would never have looked."""
     grammars = Grammars(llm.tokenizer, llm.target.vocab, llm.eos)
     grammar = Grammars.of_structure(StructuredOutputs(grammar=BREAKING["no token can follow"]))
     watch = Watch(guide=grammars.guide(grammar or "", ""))

@@ -161,7 +161,7 @@ def test_a_string_argument_may_hold_what_ends_a_call(said: str) -> None:
     content, made = Caller("auto").split(text + "\n" + text)
     assert [json.loads(call["function"]["arguments"]) for call in made] == [{"words": said}] * 2
     assert content == "Well.\nWell."
-    full, cut = CALL, text[: text.index("}}")]  # a call that was cut short behind it takes none with it
+    full, cut = CALL, text[: text.index("}}")]  # a call that was cut short after it takes none with it
     content, made = Caller("auto").split(full + cut)
     assert [call["function"]["arguments"] for call in made] == ['{"age": 2}']
     assert content == cut

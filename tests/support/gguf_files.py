@@ -247,7 +247,7 @@ def renamed(name: str, arch: str, state: Any) -> str:
         return f"{OUTSIDE[stem]}.{kind}"
     after = arch == "gpt-oss" or any(
         "post_feedforward_layernorm" in other for other in state
-    )  # norms behind attention and the MLP
+    )  # norms after attention and the MLP
     given = {
         "post_attention_layernorm": "post_attention_norm" if after else "ffn_norm",
         "c_proj": "attn_output" if "attn" in parts else "ffn_down",

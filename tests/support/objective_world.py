@@ -59,7 +59,7 @@ def texts(seed: int, sizes: Sequence[int]) -> list[Text]:
 
 
 def packed(rows: Sequence[Sequence[Text]], width: int = 0) -> Batch:
-    """Rows of texts, one behind the other, padded."""
+    """Rows of texts, one after the other, padded."""
     width = max([width, *(sum(len(t) for t, _ in row) for row in rows)])
     tokens, positions = torch.zeros(len(rows), width).long(), torch.zeros(len(rows), width).long()
     documents, learn = torch.full((len(rows), width), -1), torch.zeros(len(rows), width, dtype=torch.bool)

@@ -104,7 +104,7 @@ def engine(job: dict[str, Any]) -> Generator[dict[str, Any]]:
 
 
 def decode(job: dict[str, Any], run: dict[str, Any], stock: Any, greedy: Any) -> dict[str, Any]:
-    """One run: a chain is drafted behind every text, and verified token by token."""
+    """One run: a chain is drafted after every text, and verified token by token."""
     how = run["speculative"] or {"method": "none", "num_speculative_tokens": 0}
     tokens, texts, drafts, accepted = how["num_speculative_tokens"], [], [], []
     ways = {"none": lambda *_: None, "eagle": exported, "dflash": slots, "eagle3": masks, "custom_class": inside}
@@ -129,7 +129,7 @@ def decode(job: dict[str, Any], run: dict[str, Any], stock: Any, greedy: Any) ->
 
 
 def exported(run: dict[str, Any], stock: Any) -> Any:
-    """The drafter's own continuation behind tokens[-1]."""
+    """The drafter's own continuation after tokens[-1]."""
     checkpoint = read(run["speculative"]["model"])
     net = eagle.EagleNet(eagle.NETWORK.read(checkpoint.config, "here"))
     net.load_state_dict(checkpoint.tensors)
@@ -171,7 +171,7 @@ def states(stock: Any, taps: tuple[int, ...], tokens: list[int]) -> torch.Tensor
 
 
 def slots(run: dict[str, Any], stock: Any) -> Any:
-    """DFlash: tokens[-1] and masks, behind the features of all tokens before it."""
+    """DFlash: tokens[-1] and masks, after the features of all tokens before it."""
     net, embed = loaded(run, block.BlockNet), stock.get_input_embeddings()
     size, most = net.config.block, run["speculative"]["num_speculative_tokens"]
     seen = torch.ones(size, size, dtype=torch.bool)
@@ -189,7 +189,7 @@ def slots(run: dict[str, Any], stock: Any) -> Any:
 
 
 def masks(run: dict[str, Any], stock: Any) -> Any:
-    """P-EAGLE: all true pairs and the masks behind them, as one sequence."""
+    """P-EAGLE: all true pairs and the masks after them, as one sequence."""
     assert run["speculative"]["parallel_drafting"]
     net, embed = loaded(run, eagle3.Eagle3Net), stock.get_input_embeddings()
     more = run["speculative"]["num_speculative_tokens"] - 1

@@ -59,7 +59,7 @@ class Scheduler:
             kept[a], kept[b] = kept[b], kept[a]  # type: ignore[call-overload]
 
     def step(self, reading: Sequence[int] = ()) -> None:
-        """Every row gets what the target writes behind the part of its chain that is right; `reading` rows nothing."""
+        """Every row gets what the target writes after the part of its chain that is right; `reading` rows nothing."""
         sampled: list[list[int]] = []
         for i, (story, at) in enumerate(zip(self.rows, self.at, strict=True)):
             text, right = self.stories[story], 0

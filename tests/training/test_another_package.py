@@ -22,7 +22,7 @@ from outrider.training import loop, objectives
 from outrider.training.data import Document
 from outrider.training.recipe import Recipe
 
-DRAFTER = '''"""Toy: one linear map from a feature and the next token to the feature behind it. More is said here."""
+DRAFTER = '''"""Toy: one linear map from a feature and the next token to the feature after it. More is said here."""
 
 from dataclasses import dataclass
 
@@ -184,7 +184,7 @@ def test_it_is_listed_beside_ours() -> None:
     assert {"toy", "eagle", "none"} <= set(drafters.names())
     assert {"toy", "eagle", "hass", "draft-lm"} <= set(objectives.names())
     assert objectives.options_of("toy") == {"power": 2.0}
-    said = "Toy: one linear map from a feature and the next token to the feature behind it"
+    said = "Toy: one linear map from a feature and the next token to the feature after it"
     assert info.drafters()["toy"] == said
 
 

@@ -23,7 +23,7 @@ from outrider.training.features import TargetFeatures, see
 from outrider.training.objectives import _parallel
 
 TAPS, BLOCK, SIZES = (1, 3), 4, (10, 7)
-Slot = tuple[int, int]  # the anchor's place in the row, and which token behind it is drafted, from 0
+Slot = tuple[int, int]  # the anchor's place in the row, and which token after it is drafted, from 0
 Made = dict[Slot, tuple[Tensor, Tensor]]  # logits of the drafter and of the target
 
 BLOCKS = [

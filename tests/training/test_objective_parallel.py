@@ -48,7 +48,7 @@ def build(of: HFTarget, words: list[int] = (), **options: Any) -> Any:
 
 
 def outputs(of: HFTarget, objective: Any, words: list[int], pair: int, depths: int) -> list[Tensor]:
-    """What the network makes of the last true pair and of the masks behind it: one sequence, token by token."""
+    """What the network makes of the last true pair and of the masks after it: one sequence, token by token."""
     net, layers = objective.net, states(of, words)
     embedding = net.embed_tokens.weight if net.config.own_embedding else of.model.get_input_embeddings().weight
     vectors = [net.fc(torch.cat([layers[tap][t] for tap in TAPS])) for t in range(pair + 1)]

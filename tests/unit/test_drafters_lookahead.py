@@ -27,7 +27,7 @@ def test_the_window_rides_along_as_a_comb() -> None:
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("sizes", [(7, 5), (4, 3), (3, 2)])
 def test_the_jacobi_step_is_the_obvious_one(temperature: float, sizes: tuple[int, int]) -> None:
-    """Token (l, j) goes to its position; what the target draws behind column j is level N - 1; then all move up."""
+    """Token (l, j) goes to its position; what the target draws after column j is level N - 1; then all move up."""
     w, n = sizes
     play = Play(lookahead.load(None, window=w, ngram=n), PROMPTS, temperature)
     for _ in range(12):
@@ -99,7 +99,7 @@ def test_columns_that_were_not_verified_wait() -> None:
 
 
 def test_columns_that_a_mix_has_cut_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their logits are nobody's: what is drawn is what the target writes behind the others."""
+    """Their logits are nobody's: what is drawn is what the target writes after the others."""
     play = Play(_mix.of([lookup.load(None), lookahead.load(None, window=4, ngram=3)]), PROMPTS)
     drawn: list[list[list[int]]] = []
     iterates = lookahead.LookaheadDrafting._iterates

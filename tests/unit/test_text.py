@@ -235,7 +235,7 @@ def test_the_leading_space_is_dropped_where_the_text_begins_and_nowhere_else(tok
 
 
 def test_a_stop_string_within_the_first_tokens_does_not_count(tokenizers: dict[str, Any]) -> None:
-    """As in vLLM: it counts if a token behind the first `min_tokens` completes it, wherever it began."""
+    """As in vLLM: it counts if a token after the first `min_tokens` completes it, wherever it began."""
     table = detokenizer(tokenizers[FALLBACK])
     ids = in_bytes(tokenizers[FALLBACK], "aabaab")
     for least, (kept, text) in enumerate([(2, ""), (2, ""), (5, "aab"), (5, "aab"), (5, "aab"), (6, "aabaab")]):
@@ -258,7 +258,7 @@ def test_one_token_that_completes_several_stops_ends_before_the_first(tokenizers
 
 
 def test_places_are_characters_of_the_text(tokenizers: dict[str, Any]) -> None:
-    """No drift behind a character of several tokens; what has no text has no width."""
+    """No drift after a character of several tokens; what has no text has no width."""
     tokenizer = tokenizers[FALLBACK]
     ids = [tokenizer.bos_token_id, *in_bytes(tokenizer, "a🚀b"), tokenizer.eos_token_id, *in_bytes(tokenizer, "c")]
     places = Places(detokenizer(tokenizer).open())

@@ -20,7 +20,7 @@ ENDING = re.compile(
 
 
 def parts(text: str) -> dict[str, str]:
-    """The fields of a `Method` that `[LABEL=]SPEC[@BUDGET][@RULE][@VARIANT]` names, in any order behind the SPEC.
+    """The fields of a `Method` that `[LABEL=]SPEC[@BUDGET][@RULE][@VARIANT]` names, in any order after the SPEC.
 
     >>> parts("HASS=eagle:demo/hass@16x6@rejection")
     {'label': 'HASS', 'rule': 'rejection', 'budget': '16x6', 'spec': 'eagle:demo/hass'}

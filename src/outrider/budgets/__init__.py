@@ -17,7 +17,7 @@ def parse(text: str) -> Budgeter:
 
     `auto` (adaptive), `16x6` (at most 16 nodes with the root, at most 6 deep), `3,2,1` (a static shape: children of
     every node of a depth), several shapes for a bandit as in `3,2,1 2,1 none`, with the drafter's number before a
-    shape where it chooses among several (`1:3,2,1 2:1,1`), and `none` (plain decoding). `paper` behind a bandit's
+    shape where it chooses among several (`1:3,2,1 2:1,1`), and `none` (plain decoding). `paper` after a bandit's
     shapes makes it the paper's (`BanditBudget.paper`).
 
     Raises InputError, also for a draft that is empty or too large.

@@ -1,4 +1,4 @@
-"""Hydra's layout: `hydra_lm_head.pt` of grounded heads, plain (mlp) or behind a decoder layer (prefix-mlp, Hydra++).
+"""Hydra's layout: `hydra_lm_head.pt` of grounded heads, plain (mlp) or after a decoder layer (prefix-mlp, Hydra++).
 
 hydra_mlp.{i}.1.{linear,res_connection}.*     the first block of head i, [h, h (i + 2)]
 hydra_mlp.{i}.{3,5,7}.linear.*                the next blocks

@@ -116,7 +116,7 @@ def _one(
 
 
 def _stock(stock: Stock, llm: LLM, prompt: Any, seed: int, options: dict[str, Any], tokens: int) -> float:
-    """Seconds of transformers' `generate` for so many tokens; it draws other samples, and goes on behind their end."""
+    """Seconds of transformers' `generate` for so many tokens; it draws other samples, and goes on after their end."""
     from ..bench.types import Ask
 
     ask = Ask(tokens, options["sampling"].temperature, (seed,), frozenset())

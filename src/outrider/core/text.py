@@ -1,6 +1,6 @@
 """A text is bytes: from token ids to bytes for every kind of tokenizer, and from bytes to what a reader is shown.
 
-The text of an output is, by definition, the UTF-8 of the bytes that its tokens add behind the prompt, with U+FFFD in
+The text of an output is, by definition, the UTF-8 of the bytes that its tokens add after the prompt, with U+FFFD in
 place of what is no UTF-8. Special tokens add nothing. Whatever depends on a token's place (the leading space that
 SentencePiece drops) depends on its place in prompt and output together, so prompt and output joined are the text that
 the tokenizer decodes from both, wherever their bytes are valid. Nothing is cleaned up afterwards
@@ -52,7 +52,7 @@ class Detokenizer(Protocol):
     """What a tokenizer's ids are as bytes; shared by all texts."""
 
     def open(self, prompt: Sequence[int] = (), special: bool = False) -> Decoding:
-        """The decoding of a text behind `prompt`. `special`: are special tokens shown?"""
+        """The decoding of a text after `prompt`. `special`: are special tokens shown?"""
 
     def name(self, token: int) -> bytes:
         """A single token as bytes, special ones by their names; for lists of tokens."""
@@ -397,7 +397,7 @@ class TextStream:
     alone, not on how they are divided among calls.
 
     Args:
-        decoding: of the text, behind its prompt.
+        decoding: of the text, after its prompt.
         stops: the stop strings.
         least: a stop string that one of the first so many tokens completes does not count.
     """

@@ -38,7 +38,7 @@ class BlockDrafter(Grown):
     names: Tensor | None  # target ids of the draft vocabulary; None: it is the target's own
     places: Tensor | None  # the draft vocabulary's index of every target id
     block_mask: Float[Tensor, "1 1 m m"]  # who sees whom inside the block
-    mask: Float[Tensor, " h"]  # the embedding of the slots behind the anchor
+    mask: Float[Tensor, " h"]  # the embedding of the slots after the anchor
 
     @property
     def taps(self) -> tuple[int, ...]:  # type: ignore[override]
@@ -95,7 +95,7 @@ class BlockDrafting(BlockTrees):
         self.cache.join(other.cache)
 
     def _read(self) -> None:
-        """Write the waiting features' keys and values behind each row's text."""
+        """Write the waiting features' keys and values after each row's text."""
         if (given := self.waiting.merged()) is None:
             return
         features, _, counts = given
@@ -128,7 +128,7 @@ class BlockDrafting(BlockTrees):
         return hidden, self.drafter.logits(hidden)
 
     def _turn(self, m: int) -> Tensor:
-        """Rotations of the m positions behind each row's text."""
+        """Rotations of the m positions after each row's text."""
         cache = self.cache
         table = self.drafter.net.rope.table(cache.longest + m, cache.keys.dtype, cache.keys.device)
         if cache.level:

@@ -55,7 +55,7 @@ class PairDrafting(Drafting):
 
     drafter: Any  # its taps, and `compiled`
     cache: SlotCache
-    last: Array  # float32 [b, h]: behind every row's last pair
+    last: Array  # float32 [b, h]: after every row's last pair
     pairs: list[Pairs] = field(default_factory=list)  # the queue
     counts: list[int] = field(init=False)  # queued pairs of each row
 

@@ -113,7 +113,7 @@ class Eagle3Drafter(Grown):
     config: Eagle3Config
     growth: Growth
     names: Tensor | None  # token ids of the draft vocabulary; None: it is the target's own
-    mask: Float[Tensor, "1 1 h"] | None = None  # the vector of the places behind the last pair, where it is parallel
+    mask: Float[Tensor, "1 1 h"] | None = None  # the vector of the places after the last pair, where it is parallel
     shifted: bool = True
 
     @property
@@ -143,7 +143,7 @@ class Eagle3Drafter(Grown):
 
 
 class ParallelDrafting(FeatureDrafting):
-    """P-EAGLE's: one pass reads the pairs that wait and the masks behind them. Only the pairs stay in the cache."""
+    """P-EAGLE's: one pass reads the pairs that wait and the masks after them. Only the pairs stay in the cache."""
 
     drafter: Eagle3Drafter
 
@@ -173,7 +173,7 @@ class ParallelDrafting(FeatureDrafting):
         made = self._chain(given, spelled) if n else given
         before = made.new_zeros(b, 1, made.shape[2]) if self.last is None else self.last
         at = (count + torch.arange(max(depth, 1), device=device))[..., None].expand(-1, -1, made.shape[2])
-        outputs = torch.cat([before, made], 1).gather(1, at)  # the last pair's output, and the masks' behind it
+        outputs = torch.cat([before, made], 1).gather(1, at)  # the last pair's output, and the masks' after it
         self.last = outputs[:, :1]
         cache.advance(counts)
         assert cache.host == list(rows.start), "one pair for every token but the first, the root included"

@@ -157,7 +157,7 @@ class FeatureDrafting(Drafting):
         cache.advance(counts)
 
     def _chain(self, given: Float[Tensor, "b m h"], tokens: Int[Tensor, "b m"]) -> Float[Tensor, "b m h"]:
-        """Vectors and tokens behind each row's text, each seeing those before it."""
+        """Vectors and tokens after each row's text, each seeing those before it."""
         m, cache, mask = tokens.shape[1], self.cache, None
         if cache.longest and (m > 1 or not cache.level):
             lower = torch.ones(1, m, m, dtype=torch.bool, device=tokens.device).tril_()
@@ -193,7 +193,7 @@ class FeatureDrafting(Drafting):
         turn: Tensor,
         first: int = 0,
     ) -> Float[Tensor, "b m h"]:
-        """A step of the network, whose keys and values go to slots first .. first + m - 1 behind each row's text."""
+        """A step of the network, whose keys and values go to slots first .. first + m - 1 after each row's text."""
         place = self.cache.place(tokens.shape[1], first)
         made: Tensor = self.drafter.net(given, self.drafter.embed(tokens), None, mask, place, turn)
         return made
@@ -214,7 +214,7 @@ class FeatureDrafting(Drafting):
 def ends_of(
     made: Float[Tensor, "b m h"], counts: Sequence[int], before: Float[Tensor, "b 1 h"] | None
 ) -> Float[Tensor, "b 1 h"]:
-    """Each row's vector behind its last pair; rows without new ones keep the one of `before`."""
+    """Each row's vector after its last pair; rows without new ones keep the one of `before`."""
     if made.shape[1] == 1 and min(counts) == 1:
         return made
     at = torch.tensor([max(c, 1) - 1 for c in counts], device=made.device)

@@ -234,7 +234,7 @@ class HydraDrafting(Drafting):
 
 @dataclass
 class Walk:
-    """One tree being grown, a head per depth. A node's input is its parent's and its own embedding behind it."""
+    """One tree being grown, a head per depth. A node's input is its parent's and its own embedding after it."""
 
     drafter: HydraDrafter
     rows: Rows

@@ -5,7 +5,7 @@ is text, which the target's tokenizer divides (`_words.py`), and the paths make 
 is a function of the past alone, so it is judged as any deterministic tree is, and nothing is lost under any rule.
 
 How a tokenizer divides a text's last word may change with what follows. So the drafter's own state goes up to the last
-word border that is some way back, and the words behind it are read anew in every round.
+word border that is some way back, and the words after it are read anew in every round.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class TextDrafter(Drafter):
 
 @dataclass
 class Line:
-    """The text of a row: tokens of the drafter's that are settled and not read, and bytes behind them."""
+    """The text of a row: tokens of the drafter's that are settled and not read, and bytes after them."""
 
     unread: list[int] = field(default_factory=list)
     before: bytes = b""  # the last bytes of what is settled, up to the last special token

@@ -68,9 +68,9 @@ class Spelling:
         return next((getattr(self.tokenizer, u) for u in uses if getattr(other.tokenizer, u) == token), None)
 
     def write(self, before: bytes, text: bytes) -> list[int]:
-        """Tokens that spell `text` behind `before`: the tokenizer's own division where it has a border there.
+        """Tokens that spell `text` after `before`: the tokenizer's own division where it has a border there.
 
-        Where its token runs across the border, the part behind it is spelt by the longest tokens that fit; so is a
+        Where its token runs across the border, the part after it is spelt by the longest tokens that fit; so is a
         character of which only some bytes are there. What no token spells is left out.
         """
         cut = max(0, len(before) - WINDOW)
@@ -152,7 +152,7 @@ class Same:
 
 
 def extended(logits: Any, vocab: int) -> Any:
-    """Logits [.., d] with -inf behind them up to `vocab`."""
+    """Logits [.., d] with -inf after them up to `vocab`."""
     missing = vocab - logits.shape[-1]
     if isinstance(logits, np.ndarray):
         return np.pad(logits, [(0, 0)] * (logits.ndim - 1) + [(0, missing)], constant_values=-np.inf)

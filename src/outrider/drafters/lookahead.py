@@ -1,11 +1,11 @@
 """Lookahead decoding (Fu et al. 2024): Jacobi iteration on a window yields n-grams, n-grams make guesses.
 
 W (`window`, 7) columns of N - 1 levels (`ngram` N, 5) hold the last Jacobi iterates of the positions ahead. Token
-(l, j) lies j + l tokens behind the root; (0, 0) is the root itself. Column j rides along as a path of the tree,
+(l, j) lies j + l tokens after the root; (0, 0) is the root itself. Column j rides along as a path of the tree,
 
     (0, 1) ... (0, j) (1, j) ... (N-2, j),                          so the window is a comb: depth j + N - 2, teeth j
 
-and what the target would write behind it becomes the column's next iterate: all levels move up by one. Levels plus
+and what the target would write after it becomes the column's next iterate: all levels move up by one. Levels plus
 iterate are an n-gram, kept in a pool: at most G (`guesses`, 7) continuations per first token, the newest
 first. Those of the root's token are the guesses. Defaults are the authors' repository's. Beyond it:
 
@@ -117,7 +117,7 @@ class LookaheadDrafting(Drafting):
 
     drafter: LookaheadDrafter
     rows: list[Row]
-    last: list[list[int]] | None = None  # per row and verified column: the node behind which its iterate is drawn
+    last: list[list[int]] | None = None  # per row and verified column: the node after which its iterate is drawn
 
     def observe(self, round: Round) -> None:
         iterates = self._iterates(round)
@@ -146,7 +146,7 @@ class LookaheadDrafting(Drafting):
         self.rows += other.rows
 
     def _iterates(self, round: Round) -> list[list[int]]:
-        """What the target writes behind each verified column, drawn as it draws: logits + T * G of the position."""
+        """What the target writes after each verified column, drawn as it draws: logits + T * G of the position."""
         if self.last is None:
             return [[] for _ in self.rows]
         rows, drawn = round.rows, []

@@ -107,15 +107,15 @@ class MambaDrafting(Drafting):
         raise NotImplementedError
 
     def skip(self, tokens: Sequence[Sequence[int]]) -> None:
-        """Move the state behind these tokens of each row."""
+        """Move the state after these tokens of each row."""
         raise NotImplementedError
 
     def _read(self, nodes: int) -> Array:
-        """Read the pending tokens; logits behind the last of each row. There will be so many nodes."""
+        """Read the pending tokens; logits after the last of each row. There will be so many nodes."""
         raise NotImplementedError
 
     def _step(self, fed: DraftTree, since: int) -> Array:
-        """Logits behind the nodes of a growing tree, from `since` on."""
+        """Logits after the nodes of a growing tree, from `since` on."""
         raise NotImplementedError
 
     def propose_after(self, settled: list[list[int]], tails: list[list[int]], rows: Rows, budget: Budget) -> DraftTree:
@@ -232,7 +232,7 @@ class CompiledMambaDrafting(MambaDrafting):
             self.drafter.compiled.skip(*self.state.arrays, tokens)
 
     def _ready(self, slots: int) -> States:
-        """The slab with space for so many states, the text's in the first; few tokens wait behind it."""
+        """The slab with space for so many states, the text's in the first; few tokens wait after it."""
         if max(map(len, self.pending)) > FEW:
             self.skip([row[:-1] for row in self.pending])
             self.pending = [row[-1:] for row in self.pending]
@@ -243,7 +243,7 @@ class CompiledMambaDrafting(MambaDrafting):
         return self.slab
 
     def _read(self, nodes: int) -> Array:
-        """Logits [b, 1, v] behind the pending tokens, the root last; its state is the slab's first."""
+        """Logits [b, 1, v] after the pending tokens, the root last; its state is the slab's first."""
         slab = self._ready(min(nodes, FIRST))
         return self.drafter.compiled.read(*slab.arrays, self.pending)[:, None]
 

@@ -45,7 +45,7 @@ class Automaton:
     count: list[int] = field(default_factory=lambda: [0])
 
     def extend(self, last: int, tokens: Iterable[int]) -> int:
-        """Write tokens behind the string that state `last` stands for (0: begin a new one); its new state."""
+        """Write tokens after the string that state `last` stands for (0: begin a new one); its new state."""
         link, length, count = self.link, self.length, self.count
         for token in tokens:
             known = self.successors[last].get(token)
@@ -124,7 +124,7 @@ class Memory:
     lock: AbstractContextManager[Any] = field(default_factory=Lock)
 
     def write(self, place: tuple[int, int], tokens: Sequence[int]) -> tuple[int, int]:
-        """Write tokens behind a place (epoch, state) in the memory; the new place."""
+        """Write tokens after a place (epoch, state) in the memory; the new place."""
         if self.written >= self.half:
             self.old, self.young, self.written, self.epoch = self.young, Automaton(self.old.span), 0, self.epoch + 1
         self.written += len(tokens)
@@ -217,7 +217,7 @@ def advance(matches: list[Match], token: int, context: int) -> list[Match]:
 
 
 def successors(matches: list[Match]) -> tuple[list[tuple[int | None, float]], list[Match]]:
-    """Log-probabilities of the longest context's successors and, as None, of an escape; the matches behind it."""
+    """Log-probabilities of the longest context's successors and, as None, of an escape; the matches after it."""
     which = max(range(len(matches)), key=lambda i: (matches[i][2], -i), default=-1)
     if which < 0 or matches[which][2] == 0:
         return [], []

@@ -344,7 +344,7 @@ class Batch:
 
     @_alone
     def join(self, newcomers: Batch | None) -> Batch:
-        """This batch with the newcomers' rows behind its own."""
+        """This batch with the newcomers' rows after its own."""
         if newcomers is not None:
             self.session.join(newcomers.session)
             self.drafting.join(newcomers.drafting)

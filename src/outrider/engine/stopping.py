@@ -55,12 +55,12 @@ class Stop:
         return [*tokens[:-1], *(t for t in tokens[-1:] if t not in self.eos)]
 
     def open(self, prompt: Sequence[int]) -> Decoding:
-        """The decoding of an output behind its prompt."""
+        """The decoding of an output after its prompt."""
         assert self.detokenizer is not None
         return self.detokenizer.open(() if self.apart else prompt)
 
     def stream(self, prompt: Sequence[int]) -> TextStream:
-        """The text of an output behind its prompt, as it comes. It is given the `visible` tokens."""
+        """The text of an output after its prompt, as it comes. It is given the `visible` tokens."""
         return TextStream(self.open(prompt), self.patterns, self.min_tokens)
 
     def text(self, prompt: Sequence[int], output: Sequence[int]) -> str:

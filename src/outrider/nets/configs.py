@@ -100,7 +100,7 @@ class Eagle3Config:
     checkpoints: the residual is the normed hidden state; norms before fc over the whole or over each tap; the step fed
     back is taken after the final norm. `own_embedding`: the network has one (it must where the widths differ).
     `parallel`: how many tokens one pass drafts (0: they come one after the other), with `layers`; the embedding of
-    `mask_token` fills the places behind the last pair."""
+    `mask_token` fills the places after the last pair."""
 
     layer: LayerShape
     vocab: int
@@ -230,7 +230,7 @@ class BlockConfig:
     """`taps`: indices of the target's hidden states (k: the input of layer k; -1: after the final norm).
 
     `draft_vocab` equal to `vocab` means that the target's own head is used; a smaller one has a head of its own and
-    `d2t`, as in EAGLE-3. `mask_token` names the token whose embedding fills the slots behind the anchor; -1: a learned
+    `d2t`, as in EAGLE-3. `mask_token` names the token whose embedding fills the slots after the anchor; -1: a learned
     vector. `pair_rank` is the width r of the pair head, which chooses among a slot's `pair_top` likeliest tokens (0:
     all). `conv` is how many slots a convolution reads (0: there is none), `conv_group` how many channels share a weight
     that it computes.

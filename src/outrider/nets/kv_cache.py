@@ -1,4 +1,4 @@
-"""The keys and values of a trained drafter's layers: those of committed text, and those of trials behind it."""
+"""The keys and values of a trained drafter's layers: those of committed text, and those of trials after it."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ class KVCache:
                 self.keys, self.values = (functional.pad(x, (0, 0, 0, 0, 0, more)) for x in (self.keys, self.values))
 
     def views(self, m: int, first: int = 0) -> tuple[Float[Tensor, "b s heads d"], Float[Tensor, "b s heads d"]]:
-        """Keys and values up to slots first .. first + m - 1 behind the text, which come last. For level rows."""
+        """Keys and values up to slots first .. first + m - 1 after the text, which come last. For level rows."""
         assert self.level, "only level rows have their next slots side by side"
         view = self.longest + first + m
         self.reserve(view)
         return self.keys[:, :view], self.values[:, :view]
 
     def place(self, m: int, first: int = 0) -> Store:
-        """Where every layer's next m keys and values go: slots first .. first + m - 1 behind each row's text. They see
+        """Where every layer's next m keys and values go: slots first .. first + m - 1 after each row's text. They see
         the slots before them, those of `mask`."""
         if self.level:
             return behind(*self.views(m, first))

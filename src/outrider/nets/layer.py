@@ -151,7 +151,7 @@ class Layer(nn.Module):
             )  # fmt: skip
 
     def _project(self, x: Float[Tensor, "b m inputs"]) -> Float[Tensor, "b m heads d"]:
-        """Queries, keys and values, one behind the other."""
+        """Queries, keys and values, one after the other."""
         if self.fused is not None:
             made = self.fused.qkv(x)
         else:

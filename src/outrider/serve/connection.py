@@ -154,7 +154,7 @@ class Connection(H11Protocol):
         return self.conn.their_state is h11.SEND_BODY and self.cycle is not None and self.cycle.response_complete
 
     def expect(self) -> None:
-        """An incomplete header, and a body behind its response, have a deadline that further bytes do not extend."""
+        """An incomplete header, and a body after its response, have a deadline that further bytes do not extend."""
         if not self.idle and not self.overdue:
             self.stop("header")
         elif self.header is None:

@@ -37,7 +37,7 @@ def render(
         template: in jinja2's language.
         messages: mappings with `role` and `content`.
         tools: JSON schemas of functions that may be called.
-        add_generation_prompt: open an answer behind the messages?
+        add_generation_prompt: open an answer after the messages?
         continue_final_message: leave the last message open?
         variables: what else the template may read.
 
@@ -48,7 +48,7 @@ def render(
     plain_messages = [_message(message) for message in messages]
     if continue_final_message:
         if add_generation_prompt:
-            raise ValueError("the last message cannot be continued and an answer opened behind it")
+            raise ValueError("the last message cannot be continued and an answer opened after it")
         _leave_open(plain_messages)
     text = _compiled(template).render(
         messages=plain_messages,

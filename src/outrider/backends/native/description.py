@@ -28,7 +28,7 @@ class Experts:
         top_k: experts that a row chooses.
         intermediate: width of each.
         normalised: are a row's weights the softmax of the logits that it chose? Else of all logits.
-        shared: width of the expert that computes all rows, behind a gate of its own; 0: none.
+        shared: width of the expert that computes all rows, with a gate of its own; 0: none.
         router: the name of what makes the logits.
         first: do the experts' weights come before the router's in transformers' modules?
         biases: have the router and the experts biases?
@@ -111,7 +111,7 @@ class Names:
 
 @dataclass(frozen=True)
 class Place:
-    """Where the numbers of a part lie: in these parameters one behind another, of which these rows; None: all."""
+    """Where the numbers of a part lie: in these parameters one after another, of which these rows; None: all."""
 
     names: tuple[str, ...]
     rows: Array | None = None

@@ -48,7 +48,7 @@ def matrix(weight: Array, code: Library) -> Matrix:
 
 
 class Pairs(NamedTuple):
-    """What a round committed: of each row the nodes whose features are read, and the token behind each of them. (A
+    """What a round committed: of each row the nodes whose features are read, and the token after each of them. (A
     tuple: one is made in every round.)"""
 
     features: Sequence[Array]  # of each tap, [r, m, h]
@@ -73,10 +73,10 @@ class Pairs(NamedTuple):
         nodes, tokens = ([part[i] for i in index] for part in (self.nodes, self.tokens))
         return Pairs(self.features, nodes, tokens, [self.rows[i] for i in index])
 
-    def beside(self, before: int, behind: int) -> Pairs:
-        """With so many rows before and behind these, which committed nothing."""
-        nodes, tokens = ([*[()] * before, *part, *[()] * behind] for part in (self.nodes, self.tokens))
-        return Pairs(self.features, nodes, tokens, [*[0] * before, *self.rows, *[0] * behind])
+    def beside(self, before: int, after: int) -> Pairs:
+        """With so many rows before and after these, which committed nothing."""
+        nodes, tokens = ([*[()] * before, *part, *[()] * after] for part in (self.nodes, self.tokens))
+        return Pairs(self.features, nodes, tokens, [*[0] * before, *self.rows, *[0] * after])
 
 
 def listed(pairs: Sequence[Pairs], rows: int) -> tuple[list[int], list[int], list[int]]:
@@ -95,7 +95,7 @@ def listed(pairs: Sequence[Pairs], rows: int) -> tuple[list[int], list[int], lis
 
 class SlotCache:
     """Keys and values [rows, capacity, layers * kv_heads, head_dim] of the text that a drafter has read: row b's are in
-    the slots 0 .. host[b] - 1, and what is behind them lasts for one call."""
+    the slots 0 .. host[b] - 1, and what is after them lasts for one call."""
 
     def __init__(self, rows: int, capacity: int, heads: int, head_dim: int, dtype: Any):
         self.host = [0] * rows

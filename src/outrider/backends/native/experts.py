@@ -19,7 +19,7 @@ MOST = 4096  # experts of a layer
 MIXTRAL = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
 ALONE = re.compile(r"(.*\.)block_sparse_moe\.experts\.(\d+)\.(w[123])\.weight")  # transformers 4 and the hub
 ROUTER = ".block_sparse_moe.gate."
-# `gate_proj` of all experts; `gate_up_proj`: gates and ups, one behind the other, or (GPT-OSS) in turn.
+# `gate_proj` of all experts; `gate_up_proj`: gates and ups, one after the other, or (GPT-OSS) in turn.
 STACKED = re.compile(r"(.*\.mlp\.experts\.)(gate|up|down|gate_up)_proj(?:[._](weight|bias|blocks))?")
 FIRST = re.compile(r"(.*\.mlp\.)experts\.0\.(gate|down)_proj\.(weight|bias)")
 IN_TURN = "gpt_oss"  # the family whose gates and ups lie in turn, and whose matrices are [experts, inputs, outputs]
@@ -143,7 +143,7 @@ class Stack:
     Attributes:
         name: in the modules.
         shape: [..., outputs, inputs]; with `in_turn`, [..., inputs, outputs].
-        names: ours, one behind the other.
+        names: ours, one after the other.
         in_turn: do the outputs of an expert's parts lie in turn?
     """
 

@@ -148,7 +148,7 @@ class Eagle(Caller):
 
         Args:
             cache: the layer's keys and values of the text; what is fed for the tree lasts for this call.
-            last: float32 [b, hidden], the vectors behind every row's last pair, which the candidates below the roots
+            last: float32 [b, hidden], the vectors after every row's last pair, which the candidates below the roots
                 come from; written here where a row has pairs to be fed.
             pairs: what is fed first.
             rows: as a drafter's `propose` has them.
@@ -160,7 +160,7 @@ class Eagle(Caller):
             return self._call(cache, last, pairs, sizes, fed, rows, budget, shape)
 
     def step(self, cache: SlotCache, inputs: Array, depths: Array, ancestors: Array) -> tuple[Array, Array]:
-        """Vectors [b, m, h] and logits [b, m, v] of the last m of n nodes behind each row's text.
+        """Vectors [b, m, h] and logits [b, m, v] of the last m of n nodes after each row's text.
 
         Args:
             inputs: [b, m, inputs], what they read.
@@ -197,7 +197,7 @@ class Eagle(Caller):
         b, m, _ = inputs.shape
         workspace, states = self.steps, np.array(inputs, np.float32, order="C")
         vectors, logits = np.empty((b, m, model.hidden), np.float32), np.empty((b, m, self.vocab), np.float32)
-        nodes, tap = np.arange(m, dtype=np.int64), np.ones(1, np.int64)  # behind the one layer
+        nodes, tap = np.arange(m, dtype=np.int64), np.ones(1, np.int64)  # after the one layer
         hidden = workspace.of("states", b * m * model.hidden) if model.layers else states
         pass_ = struct(
             "Pass", rows=b, nodes=m, taps=model.layers, tap_layers=address(tap), tapped=address(vectors),
@@ -276,7 +276,7 @@ def eagle(code: Library, parts: EagleParts) -> Eagle | None:
 
 @dataclass(frozen=True)
 class HydraHead:
-    """A head's first block, the residual map above the one behind SiLU, and its LM head.
+    """A head's first block, the residual map above the one after SiLU, and its LM head.
 
     Attributes:
         block: [2 hidden, inputs].
@@ -362,7 +362,7 @@ class Hydra(Caller):
 
 
 class Prefix:
-    """Hydra++'s decoder layer over the features of a text, between a norm before it and one behind it.
+    """Hydra++'s decoder layer over the features of a text, between a norm before it and one after it.
 
     Args:
         weights: by their names in its folder, which begin with `prefix.`.
@@ -499,7 +499,7 @@ class Mamba(Caller):
 
         Args:
             conv, ssm: states, with slots for the nodes that are fed; slot 0 has what was before `pending`, and is moved
-                behind it.
+                after it.
             pending: the tokens that are read first, one at least for each row, the root last.
         """
         with self.lock:
@@ -511,7 +511,7 @@ class Mamba(Caller):
             return request.tree(n), request.indices(n)
 
     def read(self, conv: Array, ssm: Array, pending: Sequence[Sequence[int]]) -> Array:
-        """Logits [b, v] behind what `grow` reads first."""
+        """Logits [b, v] after what `grow` reads first."""
         with self.lock:
             self.fit(Sizes(len(pending)))
             self.draft.depth = 0
@@ -519,7 +519,7 @@ class Mamba(Caller):
             return self._logits(len(pending))
 
     def skip(self, conv: Array, ssm: Array, pending: Sequence[Sequence[int]]) -> None:
-        """Move the states in slot 0 behind these tokens, without logits."""
+        """Move the states in slot 0 after these tokens, without logits."""
         slots = ssm.shape[2]
         nodes = [(token, r * slots) for r, row in enumerate(pending) for token in row]
         with self.lock:

@@ -64,7 +64,7 @@ class BlockParts:
         pairs: has it a pair head that scores tokens by the token before (`markov`)?
         head: [vocab, hidden], rows of a head without bias.
         embeddings: of the target, [tokens, hidden].
-        mask: [hidden], what stands in the slots behind the anchor.
+        mask: [hidden], what stands in the slots after the anchor.
         names: int64 [vocab], token ids of the head's rows; None: 0 .. vocab - 1.
         logit_cap: a soft cap of the head's logits; 0: none.
     """

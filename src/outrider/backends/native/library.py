@@ -38,7 +38,7 @@ ADDRESS = (
     "-fno-sanitize-recover=all",
     "-DCHECKED",
 )
-# Builds that look for faults (`make sanitize`): flags behind the usual ones. CHECKED: `EXPECT` checks.
+# Builds that look for faults (`make sanitize`): flags after the usual ones. CHECKED: `EXPECT` checks.
 SANITIZERS: dict[str, tuple[str, ...]] = {
     "": (),
     "address": ADDRESS,

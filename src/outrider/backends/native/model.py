@@ -213,7 +213,7 @@ def _part(made: Description, file: ModelFile, name: str) -> str:
 
 
 def _names(made: Description, file: ModelFile, name: str) -> list[str]:
-    """The parameters that lie in a tensor, one behind another; none: it is not known."""
+    """The parameters that lie in a tensor, one after another; none: it is not known."""
     stem, _, kind = name.rpartition(".")
     names = made.names
     outside = {

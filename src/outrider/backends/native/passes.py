@@ -48,7 +48,7 @@ class Nodes:
     def of(
         cls, tree: DraftTree, lengths: Array, since: int = 0, embeds: Any = None, logit_nodes: Array | None = None
     ) -> Nodes:
-        """The nodes of a tree behind texts of these lengths; `logit_nodes`: None means all."""
+        """The nodes of a tree after texts of these lengths; `logit_nodes`: None means all."""
         wanted = np.arange(tree.nodes - since, dtype=np.int64) if logit_nodes is None else logit_nodes
         depths = tree.depths if tree.ancestors is not None else np.arange(tree.nodes)
         bound = int(lengths.max()) + (tree.deepest if tree.ancestors is not None else tree.nodes - 1)

@@ -213,7 +213,7 @@ def known_ends(tokenizer: Any) -> list[int]:
 
 
 def turn_ends(tokenizer: Any) -> list[int]:
-    """The special token that the chat template writes behind an answer; none where it has none."""
+    """The special token that the chat template writes after an answer; none where it has none."""
     if not tokenizer.chat_template:
         return []
     chat = [{"role": "user", "content": "question"}, {"role": "assistant", "content": "answer"}]

@@ -115,7 +115,7 @@ def from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
             f"tokenizers of the kind {known.model!r} are not supported, only {', '.join(KINDS)} (tokenizer.ggml.model)"
         )
     tokenizer = _byte_level(known) if known.model == "gpt2" else _sentencepiece(known)
-    strips = known.architecture == "phi3" and known.model == "llama"  # its marks take the space behind them
+    strips = known.architecture == "phi3" and known.model == "llama"  # its marks take the space after them
     added = [
         AddedToken(text, normalized=False, special=kind != USER, rstrip=strips and text not in PHI3_PLAIN)
         for text, kind in zip(known.tokens, known.types, strict=True)

@@ -424,7 +424,7 @@ class _Loader:
         """The numbers of a place, float32 [n]."""
         made = np.concatenate([vector(self.code, self.parameters[name], self.halves) for name in place.names])
         made = made if place.rows is None else made[place.rows]
-        with np.errstate(invalid="ignore"):  # NaN, which is refused behind a first pass
+        with np.errstate(invalid="ignore"):  # NaN, which is refused after a first pass
             return np.ascontiguousarray(made + np.float32(offset))
 
     def matrices(self, parameters: Sequence[Parameter]) -> list[Matrix]:

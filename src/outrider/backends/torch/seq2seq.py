@@ -62,7 +62,7 @@ class Encoded:
         pads = longest - self.mask.shape[1], longest - other.mask.shape[1]
 
         def both(a: Tensor, b: Tensor, after: int) -> Tensor:
-            """One above the other, padded along the encoder's axis, which has `after` axes behind it."""
+            """One above the other, padded along the encoder's axis, which has `after` axes after it."""
             still = (0, 0) * after
             return torch.cat([torch.nn.functional.pad(x, (*still, 0, p)) for x, p in zip((a, b), pads, strict=True)])
 

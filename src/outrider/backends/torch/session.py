@@ -239,7 +239,7 @@ class TreeSession(Session):
         self._set([length + count for length, count in zip(self.lengths, counts, strict=True)])
 
     def keep(self, paths: Sequence[Sequence[int]]) -> None:
-        """Commit the accepted paths: move their slots behind each row's length (a chain moves nothing)."""
+        """Commit the accepted paths: move their slots after each row's length (a chain moves nothing)."""
         source, destination = [], []
         for b, path in enumerate(paths):
             start = b * self.cache.capacity + self.lengths[b]

@@ -1,6 +1,6 @@
 /* What Python and C share: structures, constants and functions, described here alone. Python reads this text through
    cffi (`abi.py`), so it holds plain declarations only: no conditionals, includes, inline functions or macros other
-   than integers. C code includes `types.h`, which includes this file once, behind a guard.
+   than integers. C code includes `types.h`, which includes this file once, after a guard.
 
    Three number types differ between builds, and Python passes them by address alone: `weight_t` (weights), `kv_t`
    (keys, values, features and embeddings of drafters) and `act_t` (activations, as a product reads them). Each is
@@ -106,7 +106,7 @@ typedef struct {
     int64_t *starts; /* [experts + 1]: the first slot of each expert */
     act_t *inputs; /* [slots, hidden] */
     act_t *inner; /* [slots, expert_intermediate], and [n, shared_intermediate] */
-    float *outputs; /* [slots + n, hidden]: behind the slots, the shared expert's */
+    float *outputs; /* [slots + n, hidden]: after the slots, the shared expert's */
 } ExpertWork;
 
 /* One pass over tree nodes, or over a chunk of prompts. */
@@ -154,7 +154,7 @@ typedef struct {
 /* A call that drafts a tree for every row. */
 typedef struct {
     /* Committed text that the drafter has not read yet: each pending entry is the target's features at a position, and
-       the token behind it. */
+       the token after it. */
     int64_t most_pending; /* of any row */
     const int64_t *pending; /* [rows]: entries of each row; their features and tokens lie row by row, without gaps */
     const kv_t *const *features; /* [entries, taps]: each [feature_dim] */
@@ -223,7 +223,7 @@ typedef struct {
     Matrix seed; /* [slots * hidden, 2 * hidden]: added to the slots, from the last context vector and the anchor;
                              `data` is NULL: none */
     const float *norm; /* of context vectors */
-    const float *mask; /* [hidden]: the input of the slots behind the first */
+    const float *mask; /* [hidden]: the input of the slots after the first */
     int64_t taps; /* features of a position */
     int64_t first_slot; /* the slot that drafts the first token */
     int64_t rank; /* of the scores of token pairs; 0: none */
@@ -248,7 +248,7 @@ typedef struct {
 
 /* One of Hydra's heads. It reads the row's feature and the embeddings of a node's path. */
 typedef struct {
-    Matrix block; /* [2 * hidden, (2 + layer) * hidden]: the residual map, and below it the one behind SiLU */
+    Matrix block; /* [2 * hidden, (2 + layer) * hidden]: the residual map, and below it the one after SiLU */
     const float *bias; /* [2 * hidden] */
     Matrix head; /* [vocab, hidden] */
     const float *head_bias; /* [vocab] */
@@ -339,7 +339,7 @@ void step_hydra(
     const Model *model, const HydraHead *heads, float *residual, Pass *pass, const Draft *draft, int64_t layer
 );
 
-/* `depth` 0: read what is pending, the root last, and compute the logits behind it. */
+/* `depth` 0: read what is pending, the root last, and compute the logits after it. */
 void draft_mamba(const Mamba *mamba, const MambaStates *states, Pass *pass, Draft *draft);
 
 /* Read `count` tokens, those of a row in order: a row's tokens name the same slot as source and target, whose state is

@@ -52,7 +52,7 @@ static int64_t list_logit_nodes(const Pass *pass) {
     return count;
 }
 
-/* Scale and cap logits [count, vocab], at `to` (NULL: one behind the other): the columns that this thread computed. */
+/* Scale and cap logits [count, vocab], at `to` (NULL: one after the other): the columns that this thread computed. */
 static void cap_logits(
     const Model *model, float *logits, const int64_t *to, int64_t count, const Thread *thread
 ) {
@@ -140,7 +140,7 @@ static void project_inputs(const Model *model, const Pass *pass, int64_t nodes, 
     barrier(thread);
 }
 
-/* Add the outputs of attention or of the MLP, x W^T + bias, to the hidden states, behind a norm where there is one. */
+/* Add the outputs of attention or of the MLP, x W^T + bias, to the hidden states, after a norm where there is one. */
 static void add_outputs(
     const Model *model, const Pass *pass, const act_t *x, int64_t nodes, int64_t width, Matrix w, const float *bias,
     Norm norm, const Thread *thread

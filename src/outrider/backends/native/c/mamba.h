@@ -11,7 +11,7 @@ typedef struct {
     const Mamba *mamba;
     const MambaStates *states;
     const Pass *pass;
-    int64_t count, logits; /* nodes; 1: compute the logits behind them */
+    int64_t count, logits; /* nodes; 1: compute the logits after them */
     int64_t in_order; /* 1: the nodes of a row follow one another and update one state, on one thread */
 } MambaStep;
 
@@ -70,7 +70,7 @@ static void mamba_step(const Mamba *mamba, const MambaStates *states, Pass *pass
     run_pass(pass, mamba_step_task, &(MambaStep){mamba, states, pass, count, logits, 0});
 }
 
-/* Read the pending tokens, row by row, into slot 0; the logits are those behind each row's last token. */
+/* Read the pending tokens, row by row, into slot 0; the logits are those after each row's last token. */
 static void read_tokens(const Mamba *mamba, const MambaStates *states, Pass *pass, const Draft *draft) {
     for (int64_t step = 0; step < draft->most_pending; step++) {
         int64_t count = 0, at = 0;

@@ -17,7 +17,7 @@ static void embed_token(const Draft *draft, int64_t token, int64_t hidden, float
     for (int64_t k = 0; k < hidden && draft->embedding_scale != 0; k++) to[k] *= draft->embedding_scale;
 }
 
-/* Keys and values of `count` inputs, which lie in `normed`, written behind their rows' texts. `real_nodes`: the row of
+/* Keys and values of `count` inputs, which lie in `normed`, written after their rows' texts. `real_nodes`: the row of
    each; `row_starts`: the first of each row. */
 static void write_pending_kv(
     const Model *model, const Pass *pass, int64_t layer, int64_t inputs, int64_t count, const int64_t *lengths,
@@ -96,7 +96,7 @@ static void write_pairs_kv_task(const Thread *thread, const void *call) {
     write_pending_kv(step, pass, 0, step->pair_norms ? 2 * hidden : hidden, count, of->draft->lengths, thread);
 }
 
-/* Feed the pending pairs to the layer, behind each row's text. */
+/* Feed the pending pairs to the layer, after each row's text. */
 static void feed_pairs(const Model *step, Pass *pass, Draft *draft) {
     const int64_t hidden = step->hidden, most = draft->most_pending;
     make_pairs(step, pass, draft);

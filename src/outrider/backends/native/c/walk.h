@@ -75,7 +75,7 @@ static int64_t draw(const Walk *walk, int64_t row, int64_t node, int64_t positio
         }
         if (!v_maybe_above(x, v_set1(best))) continue;
         v_store(keys, x);
-        for (int64_t j = 0; j < LANES && i + j < v; j++) { /* lanes behind the vocabulary are not drawn */
+        for (int64_t j = 0; j < LANES && i + j < v; j++) { /* lanes beyond the vocabulary are not drawn */
             if (keys[j] != keys[j]) return i + j;
             if (keys[j] > best && (floor == -INFINITY || logits[i + j] > floor)) {
                 best = keys[j];

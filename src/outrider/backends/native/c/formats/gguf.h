@@ -104,7 +104,7 @@ static void decode_q3_k(const uint8_t *block, Block *to) {
     subtract(to, 256, 4);
 }
 
-/* Q4_K and Q5_K: a scale and a minimum of six bits for each 32 quants, in twelve bytes behind d and dmin. */
+/* Q4_K and Q5_K: a scale and a minimum of six bits for each 32 quants, in twelve bytes after d and dmin. */
 INLINE void unpack_scales_6(const uint8_t *block, Block *to) {
     const uint8_t *packed = block + 4;
     to->d = half_at(block);

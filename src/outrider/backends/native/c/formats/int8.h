@@ -2,13 +2,13 @@
 
    Sixteen rows lie together, a panel. First come the quants, block by block of 32: a block has eight steps of 64 bytes,
    and byte 4 j + i of step s is weight 4 s + i of row j, plus the kind's `offset`. What is stored are the steps' low
-   bits (8, 4 or 2), and behind those of a block their high bits (0, 1 or 2):
+   bits (8, 4 or 2), and after those of a block their high bits (0, 1 or 2):
 
        8 bits: the steps themselves           4: byte k has step k in the lower bits, and step k + 4 in the upper ones
        2: steps k, k + 2, k + 4, k + 6 in byte k, from the lowest bits on           1: all steps, from the lowest bit on
 
    Then come the scales, in the same order of blocks, each for all sixteen rows: float16 `d` and, where the kind has
-   minima, float16 -dmin, of a block or, with superblocks, of 256 weights; with superblocks behind these for each block
+   minima, float16 -dmin, of a block or, with superblocks, of 256 weights; with superblocks after these for each block
    int8 scales, one or two (of sixteen weights each), and as many minima. A panel is padded to a
    multiple of 64 bytes. */
 

@@ -4,7 +4,7 @@
    file holds, in another order: opened, they are the weights that gguf-py's reader makes, rounded to bfloat16. BF12
    holds any bfloat16 weights. So a pass has the same bits either way.
 
-   Rows lie in fours, as a product reads them: for each block the quants of four rows, and behind all blocks the scales
+   Rows lie in fours, as a product reads them: for each block the quants of four rows, and after all blocks the scales
    of four rows for each, as float16.
 
    Q8 (signed, with a scale): 32 bytes of each row.

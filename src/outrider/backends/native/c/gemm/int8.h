@@ -6,7 +6,7 @@
 
        kinds with a scale for each block     sum = fma(scale * dot, d, sum), sum = fma(scale * quants, -dmin, sum)
        with superblocks, of each block       part = fma(dot, scale, part),  least = fma(minimum, scale * quants, least)
-           behind 256 weights                sum = fma(d, part, sum),       sum = fma(-dmin, least, sum)
+           after 256 weights                sum = fma(d, part, sum),       sum = fma(-dmin, least, sum)
 
    where `dot` is the integer sum times the block's integer scale (of both halves together), which float32 holds
    exactly, and `quants` the sum of the quants that a minimum counts for. A result depends on its row of x and its row

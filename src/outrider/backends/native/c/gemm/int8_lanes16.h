@@ -45,7 +45,7 @@ INLINE i8_t dot_steps(const IntegerFormat f, i8_t sum, const i8_t *w, const int8
 
 #ifdef AMX
 
-#define TILES_FROM 8 /* rows from which tiles are used; fewer than sixteen are read with what lies behind them */
+#define TILES_FROM 8 /* rows from which tiles are used; fewer than sixteen are read with what lies after them */
 
 INLINE void begin_int8_product(void) { /* 0: sums; 4 and 5: x and weights; 6 and 7: of half a block */
     const TileShapes shapes = {

@@ -34,7 +34,7 @@ INLINE void begin_product_few(int64_t n, int64_t few) {
 INLINE void end_product(void) {}
 #endif
 
-/* With tiles, rows behind the last block are read, and their results discarded. */
+/* With tiles, rows after the last block are read, and their results discarded. */
 #define INT8_BYTES(n, width) (((n) * (width) / BLOCK_WEIGHTS + 16) * (int64_t)sizeof(Activations))
 #define ACTS_BYTES(n, width)                                                                                           \
     (PACKED_BYTES(n, width) > INT8_BYTES(n, width) ? PACKED_BYTES(n, width) : INT8_BYTES(n, width))
@@ -47,7 +47,7 @@ INLINE int shares_acts(int64_t kind, int64_t n, const Thread *thread) {
 
 /* Rows of x as the GEMM with a matrix of this kind reads them. Where `shares_acts`, all threads call this. Barriers keep
    the first thread's scratch from being overwritten while it is read: by that thread in the GEMM before, by all in this
-   one (a third barrier, behind the GEMM). */
+   one (a third barrier, after the GEMM). */
 INLINE const void *
 prepare_acts(int64_t kind, const act_t *x, int64_t n, int64_t width, act_t *buffer, const Thread *thread) {
     if (!IS_INTEGER(kind)) {

@@ -62,7 +62,7 @@ static void multiply_pair(
     tile_store(3, y + LANES * PAIR + LANES, PAIR * sizeof(float));
 }
 
-/* The same for `n` of them: rows behind the last one are zeros. `buffer`: workspace of LANES rows. */
+/* The same for `n` of them: rows after the last one are zeros. `buffer`: workspace of LANES rows. */
 static void multiply_up_to_pair(
     const act_t *x, int64_t n, int64_t width, const weight_t *left, const weight_t *right, act_t *buffer, float *y
 ) {
@@ -74,7 +74,7 @@ static void multiply_up_to_pair(
     multiply_pair(full ? x : buffer, full == PAIR ? x + LANES * width : buffer, width, left, right, y);
 }
 
-/* Workspace of these products, behind the scales: two columns of transposed weights, and LANES rows. */
+/* Workspace of these products, after the scales: two columns of transposed weights, and LANES rows. */
 typedef struct {
     float *scales;
     weight_t *columns[2];

@@ -32,7 +32,7 @@ typedef struct {
     float branch[QUERIES][BLOCK]; /* of drafted nodes, by slot */
     float most[QUERIES];          /* the largest score so far */
     float sum[QUERIES][LANES];    /* of the exponentials, in lanes */
-    float out[QUERIES + LANES][MAX_HEAD_DIM]; /* of the weighted values; and memory behind them */
+    float out[QUERIES + LANES][MAX_HEAD_DIM]; /* of the weighted values; and memory after them */
 } AttentionWork;
 
 /* How scores are made of products, and what they are beside. */
@@ -80,7 +80,7 @@ static void attention_scores(
         for (int64_t i = 0; i < LANES && ahead; i++)
             for (int64_t k = 0; k < width; k += CACHE_LINE / (int64_t)sizeof(kv_t))
                 prefetch_far(from + i * stride + k + ahead);
-        if (j + LANES > count) { /* behind the last one there may be no memory */
+        if (j + LANES > count) { /* after the last one there may be no memory */
             for (int64_t i = 0; i < LANES; i++)
                 memcpy(w->last + i * width, from + (j + i < count ? i : count - 1 - j) * stride, width * sizeof(kv_t));
             from = w->last;

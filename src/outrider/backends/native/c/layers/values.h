@@ -124,7 +124,7 @@ static void attend_values(AttentionWork *w, const BlockView *view, const kv_t *v
         add_values_few(w->share[0] + s * MAC_WIDTH, BLOCK, w->pairs + s * MAC_WIDTH * width, width, w->out[0]);
     for (int64_t m = view->left * group / LANES * LANES; m < view->right * group && common && !few; m += LANES)
         add_values(w->share[m], BLOCK, w->pairs, common, width, w->out[m]);
-    if (common * MAC_WIDTH < most) memset(w->alone, 0, sizeof w->alone); /* rows behind a node's own */
+    if (common * MAC_WIDTH < most) memset(w->alone, 0, sizeof w->alone); /* rows after a node's own */
     for (int64_t begin = common * MAC_WIDTH; begin < most; begin += MAC_WIDTH) {
         const int64_t plain = view->plain > begin ? view->plain - begin : 0;
         const int64_t end = most - begin < MAC_WIDTH ? most - begin : MAC_WIDTH;

@@ -78,7 +78,7 @@ INLINE vec_t v_load_f16(const char *p, int64_t count) {
     return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(there, p));
 }
 
-/* 2^(e - 128) of the first `count` of eight exponents e, and of the rest 0: each with a 0 behind it. */
+/* 2^(e - 128) of the first `count` of eight exponents e, and of the rest 0: each with a 0 after it. */
 INLINE vec_t v_load_e8m0(const char *p, int64_t count) {
     const __m128i bytes = _mm_maskz_loadu_epi8((__mmask16)((1u << count) - 1), p);
     const __m512i e = _mm512_cvtepu8_epi64(bytes), least = _mm512_set1_epi64(0x200000); /* 2^-128, a subnormal */
