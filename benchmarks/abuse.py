@@ -84,8 +84,8 @@ def serving(*options: str, descriptors: int = 0) -> Iterator[Server]:
         assert process.stderr is not None
         for line in process.stderr:
             server.log.append((time.monotonic(), line[:400]))
-            if found := re.search(rb" at http://127\.0\.0\.1:(\d+) ", line):
-                server.port = int(found[1])
+            if result := re.search(rb" at http://127\.0\.0\.1:(\d+) ", line):
+                server.port = int(result[1])
                 started.set()
         started.set()
 
@@ -291,20 +291,20 @@ def second_signal() -> dict[str, Any]:
     with serving("--shutdown-timeout", "300") as server:
         readers = [opened(server.port, post(LONG), buffer=4096) for _ in range(4)]
         time.sleep(2)
-        found = ends(server, signal.SIGTERM, signal.SIGTERM)
+        result = ends(server, signal.SIGTERM, signal.SIGTERM)
         for reader in readers:
             reader.close()
-        return {"situation": "a second SIGTERM while streams run", **found}
+        return {"situation": "a second SIGTERM while streams run", **result}
 
 
 def bodies_at_sigterm() -> dict[str, Any]:
     with serving() as server:
         senders = [opened(server.port, post(BIG)[: 1 << 20]) for _ in range(8)]
         time.sleep(1)
-        found = ends(server, signal.SIGTERM)
+        result = ends(server, signal.SIGTERM)
         for sender in senders:
             sender.close()
-        return {"situation": "SIGTERM while eight bodies are being read", **found}
+        return {"situation": "SIGTERM while eight bodies are being read", **result}
 
 
 def two_lengths() -> dict[str, Any]:

@@ -66,12 +66,12 @@ class Full:
 
 def texts(model: Any, task: str, data: str, count: int) -> list[list[int]]:
     """The first turns of a task's prompts, as tokens."""
-    found = tasks.load(task, data, count)
+    results = tasks.load(task, data, count)
     made = []
-    for prompt in found.prompts:
-        chat = not found.raw and has_template(model.tokenizer)
+    for prompt in results.prompts:
+        chat = not results.raw and has_template(model.tokenizer)
         ids = model.encode([{"role": "user", "content": prompt.turns[0]}] if chat else prompt.turns[0])
-        made.append(tasks.cut(ids, found.cut) if found.cut else ids)
+        made.append(tasks.cut(ids, results.cut) if results.cut else ids)
     return made
 
 
@@ -129,9 +129,9 @@ def table(lines: list[dict[str, Any]]) -> None:
             f"| {fixed:.0f} ({best}) | {auto:.0f} | {of_best[-1][0]:.2f} ± {of_best[-1][1]:.2f} "
             f"| {of_plain[-1][0]:.2f} ± {of_plain[-1][1]:.2f} |"
         )
-    for name, found in (("the best fixed", of_best), ("plain", of_plain)):
-        means = [mean for mean, _ in found]
-        lower = sum(mean + 2 * error < BAR for mean, error in found)
+    for name, results in (("the best fixed", of_best), ("plain", of_plain)):
+        means = [mean for mean, _ in results]
+        lower = sum(mean + 2 * error < BAR for mean, error in results)
         print(
             f"\nof {name}: worst {min(means):.2f}, median {median(means):.2f}; {BAR} and more in "
             f"{sum(mean >= BAR for mean in means)} of {len(means)} cells; "
@@ -180,10 +180,10 @@ def main() -> None:
                         if (drafter, temperature, batch, task) in done:
                             continue
                         prompts = texts(model, task, given.data, max(4, 2 * batch))
-                        found = cell(model, prompts, batch, temperature, given.tokens)
+                        results = cell(model, prompts, batch, temperature, given.tokens)
                         line = {
                             "drafter": drafter, "temperature": temperature, "batch": batch, "task": task,
-                            "weights": given.weights, **found,
+                            "weights": given.weights, **results,
                         }  # fmt: skip
                         with given.out.open("a") as file:
                             file.write(json.dumps(line) + "\n")

@@ -36,7 +36,7 @@ def ways_of(weights: list[str]) -> dict[str, dict[str, Any]]:
 
 def targets(model: str, ways: dict[str, dict[str, Any]]) -> dict[str, Target]:
     """Each way's own target; those that cannot be had are left out, with a word."""
-    found: dict[str, Target] = {}
+    results: dict[str, Target] = {}
     for way, how in ways.items():
         try:
             target = load(model, **how).target
@@ -46,8 +46,8 @@ def targets(model: str, ways: dict[str, dict[str, Any]]) -> dict[str, Target]:
         if way.startswith("native") and not isinstance(target, NativeTarget):
             print(f"{way}: this model or machine has no native passes")
             continue
-        found[way] = target
-    return found
+        results[way] = target
+    return results
 
 
 def timed(calls: dict[str, Callable[[], object]], repeats: int) -> dict[str, list[float]]:
@@ -55,13 +55,13 @@ def timed(calls: dict[str, Callable[[], object]], repeats: int) -> dict[str, lis
     for call in calls.values():
         for _ in range(3):
             call()
-    found: dict[str, list[float]] = {way: [] for way in calls}
+    results: dict[str, list[float]] = {way: [] for way in calls}
     for _ in range(repeats):
         for way, call in calls.items():
             began = perf_counter()
             call()
-            found[way].append(1e3 * (perf_counter() - began))
-    return {way: sorted(times) for way, times in found.items()}
+            results[way].append(1e3 * (perf_counter() - began))
+    return {way: sorted(times) for way, times in results.items()}
 
 
 def cell(times: list[float]) -> str:
@@ -98,14 +98,14 @@ def main() -> None:
                     pass
                 return session
 
-            found = timed({way: partial(read, target) for way, target in ways.items()}, max(1, given.repeats // 5))
-            print(f"| {rows} | {context} | prompt | {' | '.join(map(cell, found.values()))} |", flush=True)
+            results = timed({way: partial(read, target) for way, target in ways.items()}, max(1, given.repeats // 5))
+            print(f"| {rows} | {context} | prompt | {' | '.join(map(cell, results.values()))} |", flush=True)
             sessions = {way: read(target) for way, target in ways.items()}
             for nodes in given.nodes:
                 tree = chain([list(range(nodes))] * rows)
                 calls = {way: partial(session.forward, tree) for way, session in sessions.items()}
-                found = timed(calls, given.repeats)
-                print(f"| {rows} | {context} | {nodes} | {' | '.join(map(cell, found.values()))} |", flush=True)
+                results = timed(calls, given.repeats)
+                print(f"| {rows} | {context} | {nodes} | {' | '.join(map(cell, results.values()))} |", flush=True)
 
 
 if __name__ == "__main__":

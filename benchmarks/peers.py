@@ -168,8 +168,8 @@ def mean_ratio(cells: dict[tuple[str, str], dict[str, Any]], name: str, other: s
     both = [task for task in of if (name, task) in cells and (other, task) in cells]
     if not both:
         return ""
-    found = (statistics.median(rates(cells[name, t])) / statistics.median(rates(cells[other, t])) for t in both)
-    return f"{statistics.mean(found):.2f}"
+    results = (statistics.median(rates(cells[name, t])) / statistics.median(rates(cells[other, t])) for t in both)
+    return f"{statistics.mean(results):.2f}"
 
 
 def markdown(rows: list[list[str]]) -> str:
@@ -201,10 +201,10 @@ def measured(run: Run, job: dict[str, Any], kept: Path) -> list[dict[str, Any]]:
     """What the file keeps of the same job, else a run of it."""
     asked = {"method": run.method, "batches": list(run.batches), **job}
     if kept.exists():
-        found = json.loads(kept.read_text(encoding="utf-8"))
-        if found["asked"] != asked:
+        results = json.loads(kept.read_text(encoding="utf-8"))
+        if results["asked"] != asked:
             raise SystemExit(f"{kept} was measured with other settings; give another --out, or remove it")
-        return list(found["rows"])
+        return list(results["rows"])
     rows = measure(run, job)
     partial = kept.with_suffix(".partial")
     partial.write_text(json.dumps({"asked": asked, "rows": rows}), encoding="utf-8")
@@ -212,10 +212,10 @@ def measured(run: Run, job: dict[str, Any], kept: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def in_turn(found: list[Run], job: Callable[[Run], dict[str, Any]], out: Path) -> Iterator[list[dict[str, Any]]]:
+def in_turn(results: list[Run], job: Callable[[Run], dict[str, Any]], out: Path) -> Iterator[list[dict[str, Any]]]:
     """Each run's lines, one run after the other; none of a run that failed, which is said."""
     out.mkdir(parents=True, exist_ok=True)
-    for run in found:
+    for run in results:
         try:
             rows = measured(run, job(run), out / f"{run.engine}-{run.method}.json")
         except RuntimeError as error:

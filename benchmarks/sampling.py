@@ -129,7 +129,7 @@ def measure(
     session = opened(target, answered, 1)
     tree = root_only([ids[-1] for ids in answered])
     batches = {name: batch_of(target, answered, sampling, v) for name, sampling in settings.items()}
-    found = {name: Found(v, b, name, [], []) for name in settings}
+    results = {name: Found(v, b, name, [], []) for name in settings}
     logits = np.empty((b, 1, v), np.float32)
     for turn in range(repeats + WARM):
         for name, batch in batches.items():
@@ -144,12 +144,12 @@ def measure(
             batch.judge(question)
             drawn = perf_counter() - began
             if turn >= WARM:
-                found[name].draw_us.append(1e6 * drawn)
-                found[name].pass_ms.append(1e3 * passed)
-    for row in found.values():
+                results[name].draw_us.append(1e6 * drawn)
+                results[name].pass_ms.append(1e3 * passed)
+    for row in results.values():
         row.draw_us.sort()
         row.pass_ms.sort()
-    return list(found.values())
+    return list(results.values())
 
 
 def cell(times: list[float], digits: int) -> str:
@@ -157,12 +157,12 @@ def cell(times: list[float], digits: int) -> str:
     return f"{statistics.median(times):.{digits}f} ({low:.{digits}f}-{high:.{digits}f})"
 
 
-def bars(found: Sequence[Found]) -> list[str]:
+def bars(results: Sequence[Found]) -> list[str]:
     """Whether each bar holds."""
     return [
         f"{row.setting}, {row.vocabulary} tokens, {row.rows} row{'s' * (row.rows > 1)}: {row.share:.1%} of a round, "
         f"at most {BARS[row.rows]:.0%}: {'holds' if row.share <= BARS[row.rows] else 'DOES NOT HOLD'}"
-        for row in found
+        for row in results
         if row.setting == BARRED and row.rows in BARS
     ]
 
@@ -184,7 +184,7 @@ def main() -> None:
         parser.error(str(error))
     if max(max(ids) for ids in answered) >= min(given.vocabularies):
         parser.error("the answers have tokens that the smallest vocabulary lacks")
-    target, found = llm.target, []
+    target, results = llm.target, []
     real_logits = real(target, answered)
     print(f"{threads()} threads, {given.model}, {target.arithmetic}", flush=True)
     print(
@@ -198,11 +198,11 @@ def main() -> None:
             for row in measure(target, answered[:rows], wide, SETTINGS, given.repeats):
                 cells = cell(row.pass_ms, 1), cell(row.draw_us, 0), f"{row.share:.1%}"
                 print(f"| {vocabulary} | {rows} | {row.setting} | {' | '.join(cells)} |", flush=True)
-                found.append(row)
-    print("", *bars(found), sep="\n")
+                results.append(row)
+    print("", *bars(results), sep="\n")
     if given.out is not None:
         given.out.parent.mkdir(parents=True, exist_ok=True)
-        made = [{**asdict(row), "share": row.share} for row in found]
+        made = [{**asdict(row), "share": row.share} for row in results]
         told = {"model": given.model, "dtype": target.precision, "threads": threads(), "found": made}
         given.out.write_text(json.dumps(told), encoding="utf-8")
 

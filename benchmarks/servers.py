@@ -93,8 +93,8 @@ def started(model: str, drafters: Sequence[str], *options: str) -> Iterator[tupl
         heard = []
         for line in process.stderr:
             heard.append(line)
-            if found := re.search(r" at (http://127\.0\.0\.1:\d+) ", line):
-                yield found[1], process.pid
+            if result := re.search(r" at (http://127\.0\.0\.1:\d+) ", line):
+                yield result[1], process.pid
                 return
         raise RuntimeError("outrider serve did not start: " + "".join(heard))
     finally:

@@ -59,7 +59,7 @@ class Turn:
 
 def load(server: Server, clients: int, each: int, gap: float, tokens: int, counter: str, turn: int) -> Turn:
     """`clients` at a time, `each` texts per client; `gap`: seconds between two texts of a client, on average."""
-    found: list[Stream] = []
+    results: list[Stream] = []
     failures: list[str] = []
     lock, texts = threading.Lock(), prompts()
 
@@ -77,7 +77,7 @@ def load(server: Server, clients: int, each: int, gap: float, tokens: int, count
                     failures.append(str(error))
                 continue
             with lock:
-                found.append(made)
+                results.append(made)
 
     began = time.monotonic()
     threads = [threading.Thread(target=client, args=(i,)) for i in range(clients)]
@@ -86,9 +86,9 @@ def load(server: Server, clients: int, each: int, gap: float, tokens: int, count
     for thread in threads:
         thread.join()
     seconds = time.monotonic() - began
-    for made in found:  # servers that do not say how many tokens they wrote: ours counts them
+    for made in results:  # servers that do not say how many tokens they wrote: ours counts them
         made.tokens = made.tokens or post(counter, "/tokenize", {"prompt": made.text})["count"]
-    return Turn(found, failures, seconds)
+    return Turn(results, failures, seconds)
 
 
 def summary(name: str, clients: int, turns: Sequence[Turn]) -> dict[str, Any]:
@@ -189,8 +189,8 @@ def main() -> None:
             for turn in range(given.turns):
                 for server in servers if turn % 2 == 0 else servers[::-1]:
                     turns[server.name].append(load(server, clients, each, gap, given.tokens, url, turn))
-            for name, found in turns.items():
-                rows.append(summary(name, clients, found))
+            for name, results in turns.items():
+                rows.append(summary(name, clients, results))
                 print(line(rows[-1]), flush=True)
     print("", *verdicts(rows), sep="\n")
     if given.out:

@@ -29,19 +29,19 @@ from peers import OURS, Run, in_turn
 def runs(given: argparse.Namespace) -> list[Run]:
     """What is measured, in this order."""
     batches = tuple(sorted(set(given.rows)))
-    found = [Run(OURS, method, sys.executable, batches) for method in ("plain", "drafts")]
-    found.append(Run("transformers", "plain", given.transformers or sys.executable, batches))
-    return [*found, Run("vllm", "plain", given.vllm, batches)] if given.vllm else found
+    results = [Run(OURS, method, sys.executable, batches) for method in ("plain", "drafts")]
+    results.append(Run("transformers", "plain", given.transformers or sys.executable, batches))
+    return [*results, Run("vllm", "plain", given.vllm, batches)] if given.vllm else results
 
 
 def stream(place: names.Place, texts: Sequence[Any], tokens: int) -> list[int]:
     """So many tokens of these texts, one after the other."""
-    tokenizer, found = load_tokenizer(place), list[int]()
+    tokenizer, results = load_tokenizer(place), list[int]()
     for text in texts:
-        found += encoding.encode(text, tokenizer, place.name)
-        if len(found) >= tokens:
-            return found[:tokens]
-    raise InputError(f"the texts have {len(found)} tokens, and the longest batch wants {tokens}; give a longer file")
+        results += encoding.encode(text, tokenizer, place.name)
+        if len(results) >= tokens:
+            return results[:tokens]
+    raise InputError(f"the texts have {len(results)} tokens, and the longest batch wants {tokens}; give a longer file")
 
 
 def cell(row: dict[str, Any] | None) -> str:
@@ -53,12 +53,12 @@ def cell(row: dict[str, Any] | None) -> str:
 def table(rows: list[dict[str, Any]]) -> list[str]:
     """A line for each context and number of rows, a column for each engine."""
     engines = list(dict.fromkeys((row["name"], row["engine"]) for row in rows))
-    found = [f"| context | rows | {' | '.join(f'{name} ({version})' for name, version in engines)} |"]
-    found.append("|--:|--:|" + "--:|" * len(engines))
+    results = [f"| context | rows | {' | '.join(f'{name} ({version})' for name, version in engines)} |"]
+    results.append("|--:|--:|" + "--:|" * len(engines))
     by = {(row["context"], row["batch"], row["name"]): row for row in rows}
     for context, batch in sorted({key[:2] for key in by}):
-        found.append(f"| {context} | {batch} | {' | '.join(cell(by.get((context, batch, n))) for n, _ in engines)} |")
-    return found
+        results.append(f"| {context} | {batch} | {' | '.join(cell(by.get((context, batch, n))) for n, _ in engines)} |")
+    return results
 
 
 def main() -> None:
@@ -90,9 +90,9 @@ def main() -> None:
     except InputError as error:
         parser.error(str(error))
     with as_folder(place) as folder:
-        found = list(in_turn(runs(given), lambda run: job(folder, place, given, ids), given.out))
-    print(*table([row for rows in found for row in rows]), sep="\n")
-    raise SystemExit(int(not all(found)))
+        results = list(in_turn(runs(given), lambda run: job(folder, place, given, ids), given.out))
+    print(*table([row for rows in results for row in rows]), sep="\n")
+    raise SystemExit(int(not all(results)))
 
 
 def job(folder: str, place: names.Place, given: argparse.Namespace, ids: list[int]) -> dict[str, Any]:

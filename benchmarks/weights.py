@@ -57,19 +57,19 @@ def log_probabilities(target: Target, ids: list[int]) -> Array:
 
 def costs(targets: dict[str, Target], texts: list[list[int]]) -> dict[str, Cost]:
     """What these texts cost with every way of keeping the weights; "full" is one of them."""
-    found = {way: Cost() for way in targets}
+    collected = {way: Cost() for way in targets}
     for i, ids in enumerate(texts, 1):
         each = {way: log_probabilities(target, ids) for way, target in targets.items()}
         right = each[FULL]
         for way, own in each.items():
-            one = found[way]
+            one = collected[way]
             one.tokens += len(own)
             one.loss -= float(own[np.arange(len(own)), ids[1:]].sum())
             one.divergence += float((np.exp(right) * (right - own)).sum())
             one.same += int((right.argmax(-1) == own.argmax(-1)).sum())
         print(f"{i} of {len(texts)} texts", end="\r", file=sys.stderr, flush=True)
     print(file=sys.stderr)
-    return found
+    return collected
 
 
 def line(way: str, cost: Cost) -> str:
@@ -94,13 +94,13 @@ def main() -> None:
         encode, most = models[FULL].tokenizer.encode, models[FULL].target.context
         if given.length > most:
             raise InputError(f"--length is at most {most}, the model's context")
-        found = [tasks.load(name, given.data, given.limit) for name in names]
+        collected = [tasks.load(name, given.data, given.limit) for name in names]
         models |= {way: load(given.model, way) for way in given.weights}
     except InputError as error:
         parser.error(str(error))
     texts = [
         (tasks.cut(ids, task.cut) if task.cut else ids)[: given.length]
-        for task in found
+        for task in collected
         for ids in (encode(whole_text(prompt)) for prompt in task.prompts)
     ]
     if not (texts := [ids for ids in texts if len(ids) > 2]):

@@ -69,28 +69,28 @@ class Trees:
 
 def expected(tree: DraftTree, logits: Any, temperature: float) -> list[float]:
     """Tokens a round of each row's tree, the target's own counted: the sum of its paths' probabilities."""
-    found, scores, sampling = [], host(logits), Sampling(temperature)
+    results, scores, sampling = [], host(logits), Sampling(temperature)
     for b, (tokens, parents, _) in enumerate(tree.host):
         chances = [distribution(scores[b, node], sampling) for node in range(len(tokens))]
         reach = [1.0]
         for token, parent in zip(tokens[1:], parents[1:], strict=True):
             reach.append(reach[parent] * float(chances[parent][token]))
-        found.append(math.fsum(reach))
-    return found
+        results.append(math.fsum(reach))
+    return results
 
 
 def trees(engine: Engine, prompts: Sequence[Sequence[int]], limit: int, temperature: float) -> Trees:
     """The trees that an engine drafts for some prompts."""
-    found = Trees()
+    results = Trees()
 
     def note(prompt: int, round: Round) -> None:
-        found.worth += expected(round.tree, round.output.logits, temperature)
-        found.nodes += round.tree.size.tolist()
-        found.tokens += map(len, round.tokens)
-        found.depths += [round.tree.deepest] * len(round.rows)
+        results.worth += expected(round.tree, round.output.logits, temperature)
+        results.nodes += round.tree.size.tolist()
+        results.tokens += map(len, round.tokens)
+        results.depths += [round.tree.deepest] * len(round.rows)
 
     watch(engine, prompts, limit, temperature, note)
-    return found
+    return results
 
 
 def best(

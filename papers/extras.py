@@ -69,14 +69,14 @@ def observed(runner: Runner, group: Group, peer: Ours) -> tuple[Reliability | No
     watch(peer.engine, prompts, runner.tokens, group.temperature, note)
     bins = reliability(pairs)
     told = Reliability(round(ece(bins), 5), len(pairs), bins) if pairs else None
-    found = []
+    results = []
     for node in sorted({n for r in rounds for n in r}):
         each = [h.get(node, 0) / r[node] for h, r in zip(hits, rounds, strict=True) if node in r]
         count = sum(r.get(node, 0) for r in rounds)
         rate = round(sum(h.get(node, 0) for h in hits) / count, 5)
         counts = [[h.get(node, 0), r[node]] for h, r in zip(hits, rounds, strict=True) if node in r]
-        found.append(Position(node, count, rate, np.percentile(each, QUANTILES).round(4).tolist(), counts))
-    return told, found
+        results.append(Position(node, count, rate, np.percentile(each, QUANTILES).round(4).tolist(), counts))
+    return told, results
 
 
 def capacity(document: Document, groups: Sequence[Group], runner: Runner, limit: float) -> list[Capacity]:
@@ -85,7 +85,7 @@ def capacity(document: Document, groups: Sequence[Group], runner: Runner, limit:
     A row holds its part of the target's cache and of the drafter's state, after a round of the task's first batch, and
     the logits of its tree in float32. The weights are the target's, and a draft model's.
     """
-    found = []
+    results = []
     for group in groups:
         for name, cell in cells_of(document, group).items():
             peer = runner.peers.get(name)
@@ -104,11 +104,11 @@ def capacity(document: Document, groups: Sequence[Group], runner: Runner, limit:
             nodes = 1 + (cell.alpha is not None) * most_nodes(cell)
             row = (held(batch.session) + held(batch.drafting)) / len(ids) + 4.0 * nodes * target.vocab
             most = int(max(0.0, limit - used) // row)
-            found.append(Capacity(*cell.key, round(row), most, limit))
-    plain = {(c.task, c.temperature, c.batch): c.bytes_per_row for c in found if c.method == PLAIN}
-    less = [c.method for c in found if c.bytes_per_row < plain.get((c.task, c.temperature, c.batch), 0)]
+            results.append(Capacity(*cell.key, round(row), most, limit))
+    plain = {(c.task, c.temperature, c.batch): c.bytes_per_row for c in results if c.method == PLAIN}
+    less = [c.method for c in results if c.bytes_per_row < plain.get((c.task, c.temperature, c.batch), 0)]
     assert not less, f"{less[0]} takes less memory than plain decoding: rows that had left were counted"
-    return found
+    return results
 
 
 def most_nodes(cell: Cell) -> int:

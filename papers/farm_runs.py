@@ -79,21 +79,21 @@ def traces(llm: LLM, said: Sequence[str], tokens: int) -> list[tuple[Text, bool]
 
 def record(name: str) -> None:
     """Traces of the demo model with a drafter, of texts that do not loop; written after each group of prompts."""
-    llm, found = load("demo", DRAFTERS[name], compile=False), list[tuple[int, int, tuple[int, ...]]]()
+    llm, results = load("demo", DRAFTERS[name], compile=False), list[tuple[int, int, tuple[int, ...]]]()
     for first in range(0, TEXTS, GROUP):
         made = traces(llm, prompts()[first : first + GROUP], TOKENS)
-        found += [(first + i, text.prompt, text.accepts) for i, (text, looping) in enumerate(made) if not looping]
-        print(name, first + GROUP, len(found), fmean(a for _, _, accepts in found for a in accepts), flush=True)
-        write(f"traces_{name}", found)
+        results += [(first + i, text.prompt, text.accepts) for i, (text, looping) in enumerate(made) if not looping]
+        print(name, first + GROUP, len(results), fmean(a for _, _, accepts in results for a in accepts), flush=True)
+        write(f"traces_{name}", results)
 
 
-def write(name: str, found: Any) -> None:
-    (RESULTS / f"{name}.json").write_text(json.dumps(found, separators=(",", ":")) + "\n", encoding="utf-8")
+def write(name: str, results: Any) -> None:
+    (RESULTS / f"{name}.json").write_text(json.dumps(results, separators=(",", ":")) + "\n", encoding="utf-8")
 
 
 def recorded(name: str) -> dict[int, Text]:
-    found = json.loads((RESULTS / f"traces_{name}.json").read_text(encoding="utf-8"))
-    return {number: Text(prompt, tuple(accepts)) for number, prompt, accepts in found}
+    results = json.loads((RESULTS / f"traces_{name}.json").read_text(encoding="utf-8"))
+    return {number: Text(prompt, tuple(accepts)) for number, prompt, accepts in results}
 
 
 # ------------------------------------------------------------------------------------------------ the check
@@ -122,7 +122,7 @@ class Measured:
 
 def calibrate(llm: LLM, texts: Sequence[str], rows: Sequence[int], rounds: int) -> Measured:
     """Drive batches of the demo model by hand, without a server."""
-    found, read = {}, []
+    results, read = {}, []
     for depth, b in ((d, b) for b in rows for d in (0, DRAFTED)):
         budget = FixedBudget(depth + 1, depth, (1,) * depth or None)
         requests, _ = llm.requests(list(texts[:b]), max_new_tokens=rounds * (depth + 1) + 2, temperature=0.0)
@@ -138,8 +138,8 @@ def calibrate(llm: LLM, texts: Sequence[str], rows: Sequence[int], rounds: int) 
             began = time.thread_time()
             batch.round()
             seconds.append(time.thread_time() - began)
-        found[b, depth] = fmean(seconds[1:])
-    return Measured(fmean(read), found)
+        results[b, depth] = fmean(seconds[1:])
+    return Measured(fmean(read), results)
 
 
 def cpu(process: int) -> float:
@@ -184,7 +184,7 @@ def real(url: str, process: int, texts: Sequence[str], clients: int, depth: int,
 def check(turns: int = 2, texts: int = 4) -> None:
     """Calibration and real runs in turn, at two loads, with drafts and without; written after each turn."""
     traced = dict(list(recorded("eagle").items())[:texts])
-    said, found, llm = [prompts()[number] for number in traced], [], load("demo", DRAFTERS["eagle"], compile=False)
+    said, results, llm = [prompts()[number] for number in traced], [], load("demo", DRAFTERS["eagle"], compile=False)
     options = ["--budget", ",".join("1" * DRAFTED), "--no-compile", "--rows", "8", "--prefix-cache", "0"]
     with started("demo", [DRAFTERS["eagle"]], *options) as (url, process):
         after = calibrate(llm, said, range(1, max(LOADS) + 1), 6)
@@ -196,9 +196,9 @@ def check(turns: int = 2, texts: int = 4) -> None:
                 copy = Server(between(before, after), FixedBudget(depth + 1, depth), 8)
                 guess = farm([copy], list(traced.values()) * 2, math.inf, clients=clients)
                 made = {"tokens_per_second": guess.tokens_per_second, "speed": guess.speed}
-                found.append({"clients": clients, "depth": depth, "real": seen, "simulated": made})
-                print(json.dumps(found[-1]), flush=True)
-            write("check", found)
+                results.append({"clients": clients, "depth": depth, "real": seen, "simulated": made})
+                print(json.dumps(results[-1]), flush=True)
+            write("check", results)
 
 
 def between(before: Measured, after: Measured) -> Measured:
@@ -218,12 +218,12 @@ PROMPT, JOINED, ROWS = 500, 4, 700  # tokens of a prompt; traces that make one t
 
 def policies() -> dict[str, tuple[str, Callable[[], Budgeter]]]:
     """Name -> (traces, budget)."""
-    found: dict[str, tuple[str, Callable[[], Budgeter]]] = {"plain": ("eagle", lambda: FixedBudget(1, 0))}
+    results: dict[str, tuple[str, Callable[[], Budgeter]]] = {"plain": ("eagle", lambda: FixedBudget(1, 0))}
     for drafter in DRAFTERS:
         for depth in (2, 4, 8) if drafter == "eagle" else (4,):
-            found[f"{drafter}, {depth} tokens"] = (drafter, partial(FixedBudget, depth + 1, depth))
-        found[f"{drafter}, automatic"] = (drafter, partial(AdaptiveBudget, DEPTH + 1, DEPTH))
-    return found
+            results[f"{drafter}, {depth} tokens"] = (drafter, partial(FixedBudget, depth + 1, depth))
+        results[f"{drafter}, automatic"] = (drafter, partial(AdaptiveBudget, DEPTH + 1, DEPTH))
+    return results
 
 
 def machine(name: str, drafter: str) -> Gpu:
@@ -251,27 +251,27 @@ def rate_of(gpu: Gpu, texts: Sequence[Text], rows: int) -> float:
 
 def sweep(name: str) -> None:
     """One copy of a target under every load, with every policy."""
-    traced, found = {n: joined(list(recorded(n).values()), JOINED) for n in DRAFTERS}, []
+    traced, results = {n: joined(list(recorded(n).values()), JOINED) for n in DRAFTERS}, []
     for busy in BUSY:
         rate = rate_of(machine(name, "lookup"), traced["eagle"], busy)
         for policy, (drafter, budget) in policies().items():
             copy = servers(1, machine(name, drafter), budget, ROWS)
             made = farm(copy, traced[drafter], max(24.0, 60 / rate), rate)
-            found.append({"busy": busy, "rate": rate, "policy": policy, **asdict(made)})
-            print(json.dumps(found[-1]), flush=True)
-    write(name, found)
+            results.append({"busy": busy, "rate": rate, "policy": policy, **asdict(made)})
+            print(json.dumps(results[-1]), flush=True)
+    write(name, results)
 
 
 def size(count: int) -> None:
     """Farms of `count` GPUs under the same load for each, plain and with drafts of 4 tokens; short texts."""
-    name, found, traced = "llama-3.1-8b", [], {n: joined(list(recorded(n).values()), 1) for n in DRAFTERS}
+    name, results, traced = "llama-3.1-8b", [], {n: joined(list(recorded(n).values()), 1) for n in DRAFTERS}
     for policy in ("plain", "eagle, 4 tokens"):
         drafter, budget = policies()[policy]
         rate = count * rate_of(machine(name, "lookup"), traced["eagle"], 16)
         made = farm(servers(count, machine(name, drafter), budget, ROWS), traced[drafter], 400 / rate + 1.5, rate)
-        found.append({"gpus": count, "rate": rate, "policy": policy, **asdict(made)})
-        print(json.dumps(found[-1]), flush=True)
-    write(f"{count}_gpus", found)
+        results.append({"gpus": count, "rate": rate, "policy": policy, **asdict(made)})
+        print(json.dumps(results[-1]), flush=True)
+    write(f"{count}_gpus", results)
 
 
 def plot() -> None:

@@ -52,9 +52,12 @@ def run(study: Study, *, models: Models | None = None, peers: Mapping[str, Peer]
     grid = Grid.open(study, models, peers)
     grid.runner.weigh = weigh
     grid.measure()
-    found, analysis = grid.document()
+    collected, analysis = grid.document()
     document = Document(
-        found.run, found.tasks, [extended(Cell, c) for c in found.cells], [extended(Mean, m) for m in found.macro]
+        collected.run,
+        collected.tasks,
+        [extended(Cell, c) for c in collected.cells],
+        [extended(Mean, m) for m in collected.macro],
     )
     judge = None
     if study.judge:
@@ -113,13 +116,13 @@ def judge_laws(document: Document, analysis: Analysis, grid: Grid) -> None:
 
 def pooled(document: Document, analysis: Analysis) -> list[Mean]:
     """For every macro mean the method's figures over all prompts of those tasks."""
-    found = []
+    collected = []
     for macro in document.macro:
         here = [c for c in document.cells if c.setting == macro.setting]
         calm = [c for c in here if not c.loops] or here
         cells = [c for c in calm if c.method == macro.method and c.state == "done" and c.key in analysis.figures]
         mean = Mean(*macro.setting, macro.method, macro.tasks, distribution=macro.distribution)
-        found.append(mean)
+        collected.append(mean)
         fill(mean, {k: sum(getattr(c, k) for c in cells) for k in ("looping", "same_text", "compared")})
         tables = [analysis.tables[c.key] for c in cells]
         if len({len(t.samples) for t, _ in tables}) != 1:  # not repeated alike
@@ -129,7 +132,7 @@ def pooled(document: Document, analysis: Analysis) -> list[Mean]:
         fill(mean, {name: f.estimate for name, f in rates(table, bases).items()})
         fill(mean, metrics.rounds(table.usages()))
         mean.prompts = sum(len(s.prompts) for s in table.samples[0])
-    return found
+    return collected
 
 
 def observe(document: Document, grid: Grid, study: Study, judge: LLM | None) -> None:
@@ -145,7 +148,7 @@ def observe(document: Document, grid: Grid, study: Study, judge: LLM | None) -> 
             seen = {"all", cell.label or cell.spec} & set(study.observe)
             if seen and cell.alpha and (peer := extras.ours(runner, cell.method)):
                 cell.reliability, cell.positions = extras.observed(runner, group, peer)
-        if study.explain and group.batch == 1 and (found := extras.explained(runner, group, cells)):
-            document.explain.append(found)
+        if study.explain and group.batch == 1 and (explained := extras.explained(runner, group, cells)):
+            document.explain.append(explained)
     if study.memory is not None:
         document.capacity = extras.capacity(document, grid.groups, runner, study.memory * 2**30)

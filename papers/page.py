@@ -72,11 +72,11 @@ def replaced(page: Path, made: dict[str, str]) -> None:
 
 def results() -> dict[str, str]:
     """The tables of docs/results.md by the names of their marks; "Not measured." where a study is not there."""
-    found = {}
+    collected = {}
     for mark, (made, *names) in TABLES.items():
         there = all((RESULTS / f"{name}.json").exists() for name in names)
-        found[mark] = made(*map(read, names)) if there else "Not measured."
-    return found
+        collected[mark] = made(*map(read, names)) if there else "Not measured."
+    return collected
 
 
 def main() -> None:

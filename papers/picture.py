@@ -46,22 +46,24 @@ Row = tuple[str, bool, Estimate]  # label, ours, tokens per second
 
 
 def rows(report: Document) -> list[Row]:
-    found = {m.method: m.tokens_per_second for m in report.pooled if m.temperature == 0}
-    return [(label, name not in STOCK, rate) for name, label in {**STOCK, **OURS}.items() if (rate := found.get(name))]
+    results = {m.method: m.tokens_per_second for m in report.pooled if m.temperature == 0}
+    return [
+        (label, name not in STOCK, rate) for name, label in {**STOCK, **OURS}.items() if (rate := results.get(name))
+    ]
 
 
 def rate(row: Row) -> float:
     return row[2].value
 
 
-def draw(found: list[Row]) -> None:
-    figure, axes = plt.subplots(figsize=(7.5, 0.36 * len(found) + 1.0))
-    for i, (_, ours, row) in enumerate(found):
+def draw(results: list[Row]) -> None:
+    figure, axes = plt.subplots(figsize=(7.5, 0.36 * len(results) + 1.0))
+    for i, (_, ours, row) in enumerate(results):
         value, (low, high) = row.value, row.ends
         colour = "#2a6f97" if ours else "#b8b8b8"
         axes.barh(i, value, xerr=[[value - low], [high - value]], color=colour, ecolor="#555555", capsize=3)
         axes.text(high + 5, i, f"{value:.0f}", va="center", fontsize=9)
-    axes.set_yticks(range(len(found)), [label for label, _, _ in found])
+    axes.set_yticks(range(len(results)), [label for label, _, _ in results])
     axes.invert_yaxis()
     axes.set_xlabel("tokens per second while decoding, with intervals of 95 %")
     for side in ("top", "right"):

@@ -161,17 +161,17 @@ def width(config: Any) -> float:
 
 def gpus_of(text: str) -> tuple[int, str]:
     """8xh100 -> (8, "h100"). Raises InputError for anything else."""
-    found = re.fullmatch(r"(?:(\d+)x)?([\w-]+)", text.strip().lower())
-    number = int(found[1] or 1) if found else 0
-    if not found or found[2] not in MEMORY or number < 1:
+    match = re.fullmatch(r"(?:(\d+)x)?([\w-]+)", text.strip().lower())
+    number = int(match[1] or 1) if match else 0
+    if not match or match[2] not in MEMORY or number < 1:
         raise InputError(f"--gpus takes COUNTxGPU, as in 8xh100, with one of {', '.join(MEMORY)}, not {text!r}")
-    return number, found[2]
+    return number, match[2]
 
 
 def tokens_of(text: str) -> float:
     """100M -> 1e8: a number of tokens, with K, M, G, B or T after it. Raises InputError for anything else."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?(?:e\d+)?)([kKMGBT]?)", text.strip())
-    number = float(found[1]) * SCALES[found[2].upper()] if found else 0.0
+    match = re.fullmatch(r"(\d+(?:\.\d+)?(?:e\d+)?)([kKMGBT]?)", text.strip())
+    number = float(match[1]) * SCALES[match[2].upper()] if match else 0.0
     if not 1 <= number < math.inf:
         raise InputError(f"--tokens takes a number of at least 1, as in 100M or 1.2G, not {text!r}")
     return number

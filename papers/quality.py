@@ -92,8 +92,8 @@ def exact(kind: str, answer: str, reference: str) -> bool | None:
 
 
 def _number(text: str) -> Decimal | None:
-    found = NUMBER.findall(text.rpartition("####")[2])
-    return Decimal(found[-1].replace(",", "")) if found else None
+    result = NUMBER.findall(text.rpartition("####")[2])
+    return Decimal(result[-1].replace(",", "")) if result else None
 
 
 def _words(text: str) -> str:

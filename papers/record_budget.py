@@ -85,8 +85,8 @@ def record(engine: Engine, parts: dict[str, Drafter], request: Request) -> tuple
     recorder = Recorder(tuple(parts.values()))
     recording = replace(engine, drafter=recorder, budget=FixedBudget(NODES, DEPTH))
     *_, last = generate(recording, [request], 1)
-    found = [trees for _, trees in sorted(recorder.kept.items())]
-    return last.row.output, {name: [trees[i] for trees in found] for i, name in enumerate(parts)}
+    results = [trees for _, trees in sorted(recorder.kept.items())]
+    return last.row.output, {name: [trees[i] for trees in results] for i, name in enumerate(parts)}
 
 
 def packed(trees: Sequence[HostRow]) -> tuple[Array, ...]:
@@ -134,14 +134,14 @@ def measure(model: str, eagle: str, prompts: Sequence[Sequence[int]]) -> dict[st
                     rest[depth > 0].append(report.rest_seconds)
                     if depth:
                         draft[b][steps].append(report.draft_seconds)
-        usual = {b: {steps: _low(seconds) for steps, seconds in found.items()} for b, found in draft.items()}
+        usual = {b: {steps: _low(seconds) for steps, seconds in results.items()} for b, results in draft.items()}
         read[name] = max(0.0, _low([(s - usual[b][steps]) / tokens for b, steps, s, tokens in firsts]))
-        tables[name] = {b: _rising(found) for b, found in draft.items()}
+        tables[name] = {b: _rising(results) for b, results in draft.items()}
         if name != "eagle":
             tables[name] = {b: [(1, seconds), (2, seconds)] for b, ((_, seconds),) in tables[name].items()}
-    often = {b: {n: times for n, times in found.items() if len(times) >= ENOUGH} for b, found in verify.items()}
+    often = {b: {n: times for n, times in results.items() if len(times) >= ENOUGH} for b, results in verify.items()}
     return {
-        "verify": {b: _rising(found) for b, found in often.items()},
+        "verify": {b: _rising(results) for b, results in often.items()},
         "draft": tables, "rest": [_low(rest[0]), _low(rest[1])], "read": read,
     }  # fmt: skip
 
@@ -163,10 +163,10 @@ def _low(seconds: Sequence[float]) -> float:
     return float(np.quantile(np.array(seconds), 0.1))
 
 
-def _rising(found: dict[int, list[float]]) -> Table:
+def _rising(results: dict[int, list[float]]) -> Table:
     """Points of which none costs more than a larger one."""
-    sizes = sorted(found)
-    low = list(itertools.accumulate((_low(found[n]) for n in reversed(sizes)), min))[::-1]
+    sizes = sorted(results)
+    low = list(itertools.accumulate((_low(results[n]) for n in reversed(sizes)), min))[::-1]
     return list(zip(sizes, low, strict=True))
 
 
@@ -182,10 +182,10 @@ def write(model: str, eagle: str, folder: Path, out: Path) -> None:
     trees: dict[str, list[HostRow]] = defaultdict(list)
     for task, t in itertools.product(TASKS, TEMPERATURES):
         for seed, ids in enumerate(prompts[task]):
-            text, found = record(llm.engine(), parts, Request(ids, seed, TOKENS + 1, Sampling(t)))
+            text, results = record(llm.engine(), parts, Request(ids, seed, TOKENS + 1, Sampling(t)))
             sizes.append(len(ids))
             texts.append(text)
-            for name, rows in found.items():
+            for name, rows in results.items():
                 trees[name] += rows
         print(task, t, file=sys.stderr)
     about: dict[str, Any] = {"tasks": TASKS, "temperatures": TEMPERATURES, "texts": TEXTS}
@@ -198,9 +198,9 @@ def write(model: str, eagle: str, folder: Path, out: Path) -> None:
 
 
 def _prompts(llm: LLM, task: str, folder: Path) -> list[list[int]]:
-    found = tasks.load(task, folder, TEXTS)
-    chats = [llm.encode([{"role": "user", "content": prompt.turns[0]}]) for prompt in found.prompts]
-    return [tasks.cut(ids, found.cut) if found.cut else ids for ids in chats]
+    results = tasks.load(task, folder, TEXTS)
+    chats = [llm.encode([{"role": "user", "content": prompt.turns[0]}]) for prompt in results.prompts]
+    return [tasks.cut(ids, results.cut) if results.cut else ids for ids in chats]
 
 
 def compare(file: Path) -> None:

@@ -177,15 +177,15 @@ def checked() -> str:
 
 def loads() -> str:
     """Every policy under every load, beside plain decoding; the best in bold."""
-    found = []
+    collected = []
     for name in ("llama-3.1-8b", "llama-3.1-70b"):
         rows = results(name)
         busy, names = (list(dict.fromkeys(row[key] for row in rows)) for key in ("busy", "policy"))
         pace = {(row["busy"], row["policy"]): row["pace"] for row in rows}
         most = {row["policy"]: row["tokens_per_second"] for row in rows if row["busy"] == busy[-1]}
-        found += [f"| {name} | {' | '.join(map(str, busy))} | all users |", "|---|" + "--:|" * (len(busy) + 1)]
+        collected += [f"| {name} | {' | '.join(map(str, busy))} | all users |", "|---|" + "--:|" * (len(busy) + 1)]
         plain = [f"{pace[b, 'plain']:.0f} tokens/s" for b in busy]
-        found.append(f"| plain | {' | '.join(plain)} | {most['plain']:,.0f} tokens/s |")
+        collected.append(f"| plain | {' | '.join(plain)} | {most['plain']:,.0f} tokens/s |")
         best = {b: max(pace[b, p] for p in names) for b in busy}
         for policy in names[1:]:
             cells = [
@@ -193,9 +193,9 @@ def loads() -> str:
                 f"{'**' * (pace[b, policy] == best[b])}"
                 for b in busy
             ]
-            found.append(f"| {policy} | {' | '.join(cells)} | {most[policy] / most['plain']:.2f} |")
-        found.append("")
-    return "\n".join(found[:-1])
+            collected.append(f"| {policy} | {' | '.join(cells)} | {most[policy] / most['plain']:.2f} |")
+        collected.append("")
+    return "\n".join(collected[:-1])
 
 
 def sizes() -> str:
@@ -212,10 +212,10 @@ def sizes() -> str:
 
 def examples() -> str:
     """Three plans, as the command prints them."""
-    found = []
+    collected = []
     for name, tokens, gpus in EXAMPLES:
         number, gpu = plan.gpus_of(gpus)
         made = plan.plan(target(name), EAGLE3, plan.tokens_of(tokens), number, gpu, 5)
         command = f"python -m papers.plan --target recipes/targets/{name}.json --tokens {tokens} --gpus {gpus}"
-        found.append("\n".join(["```", f"$ {command}", *plan.lines(made), "```"]))
-    return "\n\n".join(found)
+        collected.append("\n".join(["```", f"$ {command}", *plan.lines(made), "```"]))
+    return "\n\n".join(collected)

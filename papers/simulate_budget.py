@@ -92,10 +92,10 @@ class Text:
     def best(self, drafter: str, start: int) -> list[float]:
         """[depth]: the log of the most valuable node's value there; -inf where there is none."""
         _, parents, values = self.trees[drafter][start - self.prompt]
-        found = [-math.inf] * (DEPTH + 1)
+        results = [-math.inf] * (DEPTH + 1)
         for depth, value in zip(_depths(parents), values, strict=True):
-            found[depth] = max(found[depth], value)
-        return found
+            results[depth] = max(results[depth], value)
+        return results
 
     def path(self, start: int, tokens: Sequence[int], parents: Sequence[int]) -> list[int]:
         """The nodes that the text takes in a tree below the token at position `start`, the root first."""
@@ -198,8 +198,8 @@ def load(file: Path = DATA) -> Recording:
     )
 
 
-def _tables(found: dict[str, list[list[float]]]) -> dict[int, Table]:
-    return {int(rows): [(size, seconds) for size, seconds in pairs] for rows, pairs in found.items()}
+def _tables(results: dict[str, list[list[float]]]) -> dict[int, Table]:
+    return {int(rows): [(size, seconds) for size, seconds in pairs] for rows, pairs in results.items()}
 
 
 def unpacked(sizes: Array, tokens: Array, parents: Array, values: Array) -> list[HostRow]:
@@ -437,60 +437,60 @@ class Setting:
 
 def run(recording: Recording, drafters: Sequence[str], setting: Setting) -> dict[str, list[float]]:
     """Of every drafter and cell the adaptive budget's tokens per second, by seeds; cells are played in random order."""
-    found: dict[str, list[float]] = defaultdict(list)
+    results: dict[str, list[float]] = defaultdict(list)
     for drafter, seed in itertools.product(drafters, range(setting.seeds)):
         dice = random.Random(seed)
         world, budget = World(recording.costs, Clock(setting.noise, setting.drift, dice)), AdaptiveBudget()
         learning = drafter_of(drafter, world)
         for name, cell in dice.sample(list(recording.cells.items()), len(recording.cells)):
-            found[f"{drafter} | {name}"].append(tokens_of(cell) / play(world, learning, budget, cell))
-    return dict(found)
+            results[f"{drafter} | {name}"].append(tokens_of(cell) / play(world, learning, budget, cell))
+    return dict(results)
 
 
 # ----------------------------------------------------------------------------------------------------------- reports
 
 
-def score(found: dict[str, list[float]], against: dict[str, list[float]]) -> dict[str, tuple[float, float]]:
+def score(results: dict[str, list[float]], against: dict[str, list[float]]) -> dict[str, tuple[float, float]]:
     """Cell -> the geometric mean over seeds of how many times as fast, and its standard error."""
     made = {}
-    for cell, rates in found.items():
+    for cell, rates in results.items():
         logs = [math.log(a / b) for a, b in zip(rates, against[cell], strict=True)]
         mean = math.exp(fmean(logs))
         made[cell] = mean, mean * stdev(logs) / math.sqrt(len(logs)) if len(logs) > 1 else math.nan
     return made
 
 
-def overall(found: dict[str, list[float]], against: dict[str, list[float]]) -> tuple[float, float]:
+def overall(results: dict[str, list[float]], against: dict[str, list[float]]) -> tuple[float, float]:
     """The geometric mean over cells and seeds, and its standard error over the seeds."""
     seeds = list(
-        zip(*([math.log(a / b) for a, b in zip(found[c], against[c], strict=True)] for c in found), strict=True)
+        zip(*([math.log(a / b) for a, b in zip(results[c], against[c], strict=True)] for c in results), strict=True)
     )
     means = [fmean(logs) for logs in seeds]
     mean = math.exp(fmean(means))
     return mean, mean * stdev(means) / math.sqrt(len(means)) if len(means) > 1 else math.nan
 
 
-def references(found: dict[str, list[float]], best: dict[str, tuple[float, float]]) -> list[dict[str, list[float]]]:
+def references(results: dict[str, list[float]], best: dict[str, tuple[float, float]]) -> list[dict[str, list[float]]]:
     """The best fixed budget, and plain decoding, in the form of a run."""
-    return [{cell: [best[cell][i]] * len(rates) for cell, rates in found.items()} for i in (0, 1)]
+    return [{cell: [best[cell][i]] * len(rates) for cell, rates in results.items()} for i in (0, 1)]
 
 
-def table(found: dict[str, list[float]], best: dict[str, tuple[float, float]]) -> str:
+def table(results: dict[str, list[float]], best: dict[str, tuple[float, float]]) -> str:
     """Every cell, and the means by drafter."""
-    against, plain = references(found, best)
-    of_best, of_plain = score(found, against), score(found, plain)
+    against, plain = references(results, best)
+    of_best, of_plain = score(results, against), score(results, plain)
     lines = ["| drafter | task | T | batch | of the best fixed | of plain |", "|---|---|--:|--:|--:|--:|"]
-    for cell in found:
+    for cell in results:
         (a, ea), (p, ep) = of_best[cell], of_plain[cell]
         lines.append(f"| {cell} | {a:.3f} ± {ea:.3f} | {p:.3f} ± {ep:.3f} |")
-    return "\n".join([*lines, "", summary(found, best)])
+    return "\n".join([*lines, "", summary(results, best)])
 
 
-def summary(found: dict[str, list[float]], best: dict[str, tuple[float, float]]) -> str:
+def summary(results: dict[str, list[float]], best: dict[str, tuple[float, float]]) -> str:
     """The mean and the worst cell of each drafter and of all."""
     lines = ["| drafter | of the best fixed | worst cell | of plain | worst cell |", "|---|--:|--:|--:|--:|"]
-    for drafter in (*dict.fromkeys(cell.split(" | ")[0] for cell in found), "all"):
-        mine = {c: rates for c, rates in found.items() if drafter in ("all", c.split(" | ")[0])}
+    for drafter in (*dict.fromkeys(cell.split(" | ")[0] for cell in results), "all"):
+        mine = {c: rates for c, rates in results.items() if drafter in ("all", c.split(" | ")[0])}
         parts = []
         for against in references(mine, best):
             (mean, error), cells = overall(mine, against), score(mine, against)
@@ -541,10 +541,10 @@ def ablate(recording: Recording, names: Sequence[str], drafters: Sequence[str], 
     for name in names:
         old = getattr(importlib.import_module(f"outrider.{name.rsplit('.', 1)[0]}"), name.rsplit(".", 1)[1])
         changed([f"{name}={ABLATIONS[name]}"])
-        found = run(recording, drafters, setting)
+        results = run(recording, drafters, setting)
         changed([f"{name}={old}"])
-        parts = [{c: r for c, r in found.items() if c.split(" | ")[0] == drafter} for drafter in drafters]
-        values = ["{:.3f} ± {:.3f}".format(*overall(part, usual)) for part in (*parts, found)]
+        parts = [{c: r for c, r in results.items() if c.split(" | ")[0] == drafter} for drafter in drafters]
+        values = ["{:.3f} ± {:.3f}".format(*overall(part, usual)) for part in (*parts, results)]
         print(f"| {name} | {ABLATIONS[name]:g} | " + " | ".join(values) + " |", flush=True)
 
 
@@ -563,10 +563,10 @@ def main() -> None:
         return
     changed(given.set)
     began = perf_counter()
-    found = run(recording, given.drafters, setting)
+    results = run(recording, given.drafters, setting)
     if given.out:
-        given.out.write_text(json.dumps(found))
-    print(summary(found, recording.best) if given.brief else table(found, recording.best))
+        given.out.write_text(json.dumps(results))
+    print(summary(results, recording.best) if given.brief else table(results, recording.best))
     print(f"{perf_counter() - began:.1f} s", file=sys.stderr)
 
 

@@ -250,13 +250,13 @@ UNSHOWN = ("faults", "reason", "prompt_tokens", "new_tokens", "label", "peer", "
 def by_prompt(lines: Iterable[str]) -> dict[str, dict[str, list[list[int]]]]:
     """[tokens, rounds] of each batch of prompts by method and temperature, of the lines of a run's samples: for
     comparisons in pairs."""
-    found: dict[str, dict[str, dict[int, list[int]]]] = {}
+    collected: dict[str, dict[str, dict[int, list[int]]]] = {}
     for sample in map(json.loads, lines):
         usages = [usage for turn in sample["turns"] for usage in turn["usages"]]
         counts = [sum(u["new_tokens"] - 1 for u in usages), sum(u["rounds"] for u in usages)]
-        mine = found.setdefault(sample["method"], {}).setdefault(f"{sample['temperature']:g}", {})
+        mine = collected.setdefault(sample["method"], {}).setdefault(f"{sample['temperature']:g}", {})
         mine[sample["digest"]] = counts
-    return {m: {t: [counts[key] for key in sorted(counts)] for t, counts in of.items()} for m, of in found.items()}
+    return {m: {t: [counts[key] for key in sorted(counts)] for t, counts in of.items()} for m, of in collected.items()}
 
 
 def kept(

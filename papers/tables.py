@@ -36,8 +36,8 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) 
 
 def average(cells: Sequence[Cell], of: Callable[[Cell], float | None]) -> float | None:
     """Over the tasks that have the figure."""
-    found = [value for c in cells if (value := of(c)) is not None]
-    return sum(found) / len(found) if found else None
+    results = [value for c in cells if (value := of(c)) is not None]
+    return sum(results) / len(results) if results else None
 
 
 def part_of(name: str) -> Callable[[Cell], float | None]:
@@ -59,14 +59,14 @@ def methods(temperature: float) -> Callable[[Document], str]:
     """All methods over all prompts, at one temperature."""
 
     def made(report: Document) -> str:
-        found = [m for m in report.pooled if m.temperature == temperature]
-        plain = next(m for m in found if m.method == "none")
+        results = [m for m in report.pooled if m.temperature == temperature]
+        plain = next(m for m in results if m.method == "none")
         columns = ("method", "tau", "speed-up", "acceptance by depth", "draft, ms", "verify, ms", "same text")
         rows = [
             [m.method, span(m.tau), span(m.speedup), " ".join(number(d.rate.value) for d in m.depths[:5]),
              *(number(part, 1) for part in ((m.round_ms.draft, m.round_ms.verify) if m.round_ms else (None, None))),
              same(m)]
-            for m in found
+            for m in results
         ]  # fmt: skip
         every = plain.prompts + plain.looping
         counts = f"Speeds are of the {plain.prompts} of {every} held-out prompts whose plain text does not loop."
@@ -81,11 +81,11 @@ def domains(report: Document) -> str:
     tasks = list(dict.fromkeys(c.task for c in cold))
 
     def cell(name: str, task: str) -> str:
-        found = report.cell(task, 0.0, 1, name)
-        if found is None or found.speedup is None:
+        results = report.cell(task, 0.0, 1, name)
+        if results is None or results.speedup is None:
             return ""
-        tau = f"{found.tau.value:.2f} " if found.tau else ""
-        return f"{tau}({found.speedup.value:.2f}x)"
+        tau = f"{results.tau.value:.2f} " if results.tau else ""
+        return f"{tau}({results.speedup.value:.2f}x)"
 
     names = dict.fromkeys(c.method for c in cold)
     rows = [[name, *(cell(name, task) for task in tasks)] for name in names]
@@ -107,8 +107,8 @@ def tasks(report: Document) -> str:
                 number(plain.tokens_per_second and plain.tokens_per_second.value, 0),
             ]
             for name in names:
-                found = report.cell(plain.task, t, 1, name)
-                row += [span(found.speedup if found else None), span(found.tau if found else None)]
+                results = report.cell(plain.task, t, 1, name)
+                row += [span(results.speedup if results else None), span(results.tau if results else None)]
             rows.append(row)
         mean = ["mean", f"{t:g}", "", ""]
         for name in names:
@@ -124,12 +124,12 @@ def taus(report: Document) -> str:
     tasks = list(dict.fromkeys(c.task for c in report.cells))
     rows = []
     for t in dict.fromkeys(c.temperature for c in report.cells):
-        found = {(c.method, c.task): c for c in report.cells if c.temperature == t}
+        results = {(c.method, c.task): c for c in report.cells if c.temperature == t}
         means = {m.method: m for m in report.macro if m.temperature == t}
         pooled = {m.method: m for m in report.pooled if m.temperature == t}
-        rows.append(["prompts", f"{t:g}", *(str(found["none", task].prompts) for task in tasks), "", ""])
+        rows.append(["prompts", f"{t:g}", *(str(results["none", task].prompts) for task in tasks), "", ""])
         for name in names:
-            values = (number(c.tau and c.tau.value) for c in (found[name, task] for task in tasks))
+            values = (number(c.tau and c.tau.value) for c in (results[name, task] for task in tasks))
             rows.append([name, f"{t:g}", *values, span(means[name].tau), same(pooled[name])])
     return table(("method", "T", *tasks, "mean", "same text"), rows)
 
@@ -214,14 +214,14 @@ def t5(report: Document) -> str:
 
 def drafting(report: Document) -> str:
     """Milliseconds of drafting for each drafted token of a chain, by temperature."""
-    found: dict[str, dict[float, float]] = {}
+    results: dict[str, dict[float, float]] = {}
     for m in report.pooled:
         if "chain" in m.method or "tokenizer" in m.method:
             assert m.round_ms is not None
             assert m.nodes is not None
-            found.setdefault(m.method, {})[m.temperature] = m.round_ms.draft / (m.nodes - 1)
+            results.setdefault(m.method, {})[m.temperature] = m.round_ms.draft / (m.nodes - 1)
     ts = sorted({m.temperature for m in report.pooled})
-    rows = [[name, *(number(ms.get(t)) for t in ts)] for name, ms in found.items()]
+    rows = [[name, *(number(ms.get(t)) for t in ts)] for name, ms in results.items()]
     return table((f"chain of {LINE.count('1')}", *(f"ms a token, T = {t:g}" for t in ts)), rows)
 
 

@@ -42,24 +42,24 @@ def theory(
     """
     if measured is not None and alpha is not None:
         raise InputError("--measured takes alpha from its file; leave out --alpha")
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     curve = None if verify is None else _curve(verify)
     if alpha is not None:
-        found["promise"] = promise(alpha, c, gamma, c if c_hat is None else c_hat, curve)
+        results["promise"] = promise(alpha, c, gamma, c if c_hat is None else c_hat, curve)
     if speedup is not None:
         needed = formulas.required_alpha(speedup, c, gamma, curve)
-        found["required"] = {"speedup": speedup, "c": c, "gamma": gamma, "alpha": needed}
+        results["required"] = {"speedup": speedup, "c": c, "gamma": gamma, "alpha": needed}
     if measured is not None:
-        found["measured"] = formulas.measured(_read(measured)).document()
-    if table or not (found or plot):
-        found["table"] = formulas.table()
+        results["measured"] = formulas.measured(_read(measured)).document()
+    if table or not (results or plot):
+        results["table"] = formulas.table()
     if plot is not None:
         _draw(plot, alpha, c, c if c_hat is None else c_hat)
-        found["plot"] = str(plot)
+        results["plot"] = str(plot)
     if as_json:
-        typer.echo(json.dumps(found))
+        typer.echo(json.dumps(results))
     else:
-        show(found)
+        show(results)
 
 
 def promise(alpha: float, c: float, gamma: int | None, c_hat: float, curve: list[float] | None) -> dict[str, Any]:
@@ -82,9 +82,9 @@ def promise(alpha: float, c: float, gamma: int | None, c_hat: float, curve: list
     }  # fmt: skip
 
 
-def show(found: dict[str, Any]) -> None:
+def show(results: dict[str, Any]) -> None:
     """The same for people."""
-    if p := found.get("promise"):
+    if p := results.get("promise"):
         typer.echo(
             f"alpha {p['alpha']:g}, c {p['c']:g}, gamma {p['gamma']}: {p['tau']:.2f} tokens per round, "
             f"{p['speedup']:.2f} times as fast, {p['operations']:.2f} times the operations"
@@ -99,21 +99,21 @@ def show(found: dict[str, Any]) -> None:
             typer.echo("the more the better: drafting costs nothing here, or every drafted token is accepted")
         else:
             typer.echo(f"best gamma: {p['best_gamma']} ({p['best_speedup']:.2f} times as fast)")
-    if r := found.get("required"):
+    if r := results.get("required"):
         how = "the best gamma" if r["gamma"] is None else f"gamma {r['gamma']}"
         need = "cannot be reached with any alpha" if r["alpha"] is None else f"needs alpha {r['alpha']:.3f}"
         typer.echo(f"a speed-up of {r['speedup']:g} {need}, with c {r['c']:g} and {how}")
-    if m := found.get("measured"):
+    if m := results.get("measured"):
         typer.echo(m["sentence"])
-    if rows := found.get("table"):
+    if rows := results.get("table"):
         typer.echo("alpha  gamma  operations (paper)  speed-up (paper)      for c = c_hat = 0")
         for r in rows:
             typer.echo(
                 f"{r['alpha']:5.1f}  {r['gamma']:5d}  {r['operations']:9.2f}x ({r['published_operations']:.2f}) "
                 f"{r['speedup']:9.2f}x ({r['published_speedup']:.2f})"
             )
-    if "plot" in found:
-        typer.echo(f"wrote {found['plot']}")
+    if "plot" in results:
+        typer.echo(f"wrote {results['plot']}")
 
 
 def _curve(text: str) -> list[float]:

@@ -22,7 +22,7 @@ def place(run: Path, folder: Path) -> tuple[int, str]:
     config: dict[str, Any] = json.loads((run / "best" / "config.json").read_text(encoding="utf-8"))
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     lines = [json.loads(line) for line in (run / "log.jsonl").read_text(encoding="utf-8").splitlines()]
-    found = [line for line in lines if "held_out_loss" in line]
-    table = "\n".join(f"| {e['step']} | {e['held_out_loss']:.4f} | {e['tau']:.2f} |" for e in found)
+    results = [line for line in lines if "held_out_loss" in line]
+    table = "\n".join(f"| {e['step']} | {e['held_out_loss']:.4f} | {e['tau']:.2f} |" for e in results)
     print(f"{folder}: {(folder / 'model.safetensors').stat().st_size / 1e6:.1f} MB")
     return sum(t.numel() for t in kept.values() if t.is_floating_point()), table

@@ -127,8 +127,10 @@ def options() -> str:
     """The options of every method of `outrider train` with their defaults, and the first paragraph of its `build`."""
     lines = ["| METHOD | options and defaults | they are |", "|---|---|---|"]
     for file in sorted((SOURCE / "training" / "objectives").glob("[!_]*.py")):
-        found = [node for node in ast.parse(file.read_text(encoding="utf-8")).body if isinstance(node, ast.FunctionDef)]
-        build = next(node for node in found if node.name == "build")
+        results = [
+            node for node in ast.parse(file.read_text(encoding="utf-8")).body if isinstance(node, ast.FunctionDef)
+        ]
+        build = next(node for node in results if node.name == "build")
         given = build.args.args[-len(build.args.defaults) :]
         pairs = [f"`{a.arg}={default(d)}`" for a, d in zip(given, build.args.defaults, strict=True)]
         says = " ".join((ast.get_docstring(build) or "").split("\n\n")[0].split())
@@ -141,12 +143,12 @@ def default(value: ast.expr) -> str:
     """A default as `--option NAME=VALUE` has it; `configs.NAME[i]` is looked up in `nets/configs.py`."""
     if isinstance(value, ast.Subscript) and isinstance(value.value, ast.Attribute):
         home = SOURCE / "nets" / f"{ast.unparse(value.value.value)}.py"
-        found = ast.literal_eval(constant(home, value.value.attr))[ast.literal_eval(value.slice)]
+        results = ast.literal_eval(constant(home, value.value.attr))[ast.literal_eval(value.slice)]
     else:
-        found = ast.literal_eval(value)
-    if isinstance(found, tuple):
-        return ",".join(map(str, found))
-    return str(found).lower() if isinstance(found, bool) else str(found)
+        results = ast.literal_eval(value)
+    if isinstance(results, tuple):
+        return ",".join(map(str, results))
+    return str(results).lower() if isinstance(results, bool) else str(results)
 
 
 def example(file: str) -> Callable[[], str]:
@@ -190,7 +192,7 @@ def filled(text: str, parts: dict[str, Callable[[], str]]) -> str:
         if not pattern.search(text):
             raise ValueError(f"no place for {name}: a page says where by <!-- {name} --> and <!-- /{name} -->")
         made = make()
-        text = pattern.sub(lambda found, made=made: f"{found[1]}{made}\n{found[2]}", text)
+        text = pattern.sub(lambda match, made=made: f"{match[1]}{made}\n{match[2]}", text)
     return text
 
 

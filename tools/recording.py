@@ -49,8 +49,8 @@ def settled(raw: str) -> list[str]:
     Only what spinners and progress bars do is understood: they rewrite whole lines.
     """
     lines, row, fresh, style, end = [""], 0, False, "", 0
-    for found in [*CONTROL.finditer(raw), None]:
-        for part in re.split(r"([\r\n])", raw[end : found.start() if found else len(raw)]):
+    for match in [*CONTROL.finditer(raw), None]:
+        for part in re.split(r"([\r\n])", raw[end : match.start() if match else len(raw)]):
             if part == "\n":
                 row, fresh = row + 1, False
                 lines += [""] * (row + 1 - len(lines))
@@ -59,16 +59,16 @@ def settled(raw: str) -> list[str]:
             elif part:
                 lines[row] = (style if fresh else lines[row]) + part
                 fresh = False
-        if found is None:
+        if match is None:
             break
-        end, count = found.end(), int(found[1]) if (found[1] or "").isdigit() else 1
-        if found[2] == "m":
-            style = "" if found[1] in ("", "0") else style + found[0]
+        end, count = match.end(), int(match[1]) if (match[1] or "").isdigit() else 1
+        if match[2] == "m":
+            style = "" if match[1] in ("", "0") else style + match[0]
             if not fresh:
-                lines[row] += found[0]
-        elif found[2] == "K":
+                lines[row] += match[0]
+        elif match[2] == "K":
             lines[row] = ""
-        elif found[2] == "A":
+        elif match[2] == "A":
             row = max(0, row - count)
     return lines
 

@@ -82,11 +82,11 @@ def clean(kind: str, more: Sequence[str]) -> bool:
         compile_all(unshuffled, environment)
         command = [*unshuffled, *pytest, *tests(kind), *more]
         code = subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
-        found = sorted(Path(folder).glob("report*"))
-        for report in found:
+        results = sorted(Path(folder).glob("report*"))
+        for report in results:
             print(report.read_text(encoding="utf-8", errors="replace"))
-    print(f"{kind} sanitizer: {time.monotonic() - began:.0f} s, {len(found)} reports", flush=True)
-    return code == 0 and not found
+    print(f"{kind} sanitizer: {time.monotonic() - began:.0f} s, {len(results)} reports", flush=True)
+    return code == 0 and not results
 
 
 def compile_all(before: Sequence[str], environment: Mapping[str, str]) -> None:

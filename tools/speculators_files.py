@@ -58,8 +58,8 @@ def made(model: Any, more: dict[str, Any], causal: bool) -> Any:
 def scores(drafter: Any, hidden: torch.Tensor, logits: torch.Tensor, above: torch.Tensor) -> torch.Tensor:
     """Logits with the pair head below the tokens `above`."""
     if hasattr(drafter, "candidate_selector"):
-        chosen, found = drafter.candidate_selector.select(logits, hidden, above)
-        return torch.full_like(logits, -torch.inf).scatter(-1, chosen, found)
+        chosen, result = drafter.candidate_selector.select(logits, hidden, above)
+        return torch.full_like(logits, -torch.inf).scatter(-1, chosen, result)
     if hasattr(drafter, "markov_head"):
         return logits + drafter.markov_head.markov_w2(drafter.markov_head.prev_embeddings(above))
     return logits

@@ -48,8 +48,8 @@ def start(job: dict[str, Any]) -> tuple[str, Write, Decode]:
     def write(prompts: Texts, temperature: float, batch: int, goes_on: bool) -> Texts:
         if batch == 1:
             return [one(prompt, temperature, goes_on) for prompt in prompts]
-        found = llm.generate(prompts, max_new_tokens=job["tokens"], temperature=temperature, batch_size=batch, seed=1)
-        return [output.tokens for output in found]
+        results = llm.generate(prompts, max_new_tokens=job["tokens"], temperature=temperature, batch_size=batch, seed=1)
+        return [output.tokens for output in results]
 
     def decode(prompts: Texts) -> tuple[int, float]:
         timed = Timed(llm.engine().budget, len(prompts))

@@ -97,7 +97,7 @@ RUNS: dict[str, Recipe] = {
 
 def ask(work: Path) -> list[dict[str, Any]]:
     """The first OWN questions of every domain, each with its document's own answer, of ANSWER tokens at most."""
-    tokenizer, found = load_tokenizer(demo()), []
+    tokenizer, results = load_tokenizer(demo()), []
 
     def cut(text: str, first: int, last: int | None) -> str:
         return tokenizer.decode(tokenizer(text, add_special_tokens=False)["input_ids"][first:last])
@@ -117,8 +117,8 @@ def ask(work: Path) -> list[dict[str, Any]]:
                     rows.append({"messages": [turns[0], {"role": "assistant", "content": answer}], "ends": whole})
                 if len(rows) == OWN:
                     break
-        found += rows
-    return found
+        results += rows
+    return results
 
 
 def own(work: Path, model: HFTarget) -> None:
@@ -137,15 +137,15 @@ def own(work: Path, model: HFTarget) -> None:
 
 
 def prompts(each: int) -> list[list[int]]:
-    tokenizer, found = load_tokenizer(demo()), dict[str, Any]()
+    tokenizer, results = load_tokenizer(demo()), dict[str, Any]()
     for line in (Path(demo()).parent / "heldout.jsonl").read_text(encoding="utf-8").splitlines():
         row = json.loads(line)
         if "messages" in row:
             made = tokenizer.apply_chat_template(row["messages"], add_generation_prompt=True, return_dict=True)
         else:
             made = tokenizer(row["text"])
-        found.setdefault(row["domain"], []).append(list(made["input_ids"]))
-    return [ids for rows in found.values() for ids in rows[:each]]
+        results.setdefault(row["domain"], []).append(list(made["input_ids"]))
+    return [ids for rows in results.values() for ids in rows[:each]]
 
 
 def texts(
@@ -166,10 +166,10 @@ def texts(
         return (list(new).index(eos) + 1, "eos") if eos in new else (len(new), None)
 
     asked = [Request(given[i], i, tokens, Sampling(temperature), cut) for i in chosen]
-    found: dict[int, Any] = {}
+    results: dict[int, Any] = {}
     for piece in generate(engine, asked, BATCH):
-        found[piece.row.index] = (piece.row.output, piece.row.usage.rounds)
-    return [found[i] for i in range(len(asked))]
+        results[piece.row.index] = (piece.row.output, piece.row.usage.rounds)
+    return [results[i] for i in range(len(asked))]
 
 
 Plain = dict[float, list[Any]]
@@ -201,14 +201,14 @@ def compared(
 
 def taus(row: dict[str, Any], base: dict[str, Any]) -> dict[str, Any]:
     """tau, and its ratio to another run's on the same prompts, each with a bootstrap interval of 95 % over prompts."""
-    found: dict[str, Any] = {"tau": {}, "ratio": {}}
+    results: dict[str, Any] = {"tau": {}, "ratio": {}}
     for t, mine in row["counts"].items():
         whole, dice, theirs = range(len(mine)), random.Random(0), base["counts"].get(t, ())
         drawn = [dice.choices(whole, k=len(mine)) for _ in range(1000)]
-        found["tau"][t] = interval([tau(mine, index) for index in (whole, *drawn)])
+        results["tau"][t] = interval([tau(mine, index) for index in (whole, *drawn)])
         if len(theirs) == len(mine):  # another target's prompts are others
-            found["ratio"][t] = interval([tau(mine, index) / tau(theirs, index) for index in (whole, *drawn)])
-    return found
+            results["ratio"][t] = interval([tau(mine, index) / tau(theirs, index) for index in (whole, *drawn)])
+    return results
 
 
 def tau(counts: Sequence[Sequence[int]], index: Sequence[int]) -> float:

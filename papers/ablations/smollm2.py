@@ -103,15 +103,15 @@ RUNS: dict[str, Recipe] = {
 
 def documents(work: Path, tokenizer: Any) -> list[Document]:
     """The first answers, as many from each part, that fill the rows of a run."""
-    wanted, found = STEPS * ROWS * LENGTH // PARTS, []
+    wanted, results = STEPS * ROWS * LENGTH // PARTS, []
     for part in range(PARTS):
         left = wanted
         for document in read([work / f"answers-{part}.jsonl"], tokenizer):
             if left <= 0:
                 break
-            found.append(document)
+            results.append(document)
             left -= len(document.tokens)
-    return found
+    return results
 
 
 def few(work: Path, train: Path, own: bool) -> Path:

@@ -48,7 +48,7 @@ RECIPES["medusa2"] = Recipe("medusa2", lr=1e-3, options={"heads": 4, "heads_only
 
 def documents(work: Path, tokens: int = TOKENS, tokenizer: Any = None) -> list[Document]:
     """The first documents of every domain, in the order of the demo's own files."""
-    tokenizer, found = tokenizer or load_tokenizer(demo()), []
+    tokenizer, results = tokenizer or load_tokenizer(demo()), []
     for domain in DOMAINS:
         left = tokens // len(DOMAINS)
         with (work / "documents" / "train" / f"{domain}.jsonl").open(encoding="utf-8") as lines:
@@ -64,9 +64,9 @@ def documents(work: Path, tokens: int = TOKENS, tokenizer: Any = None) -> list[D
                     document = data.document(row, f"{domain}:{number}", tokenizer)
                 except ValueError:
                     continue
-                found.append(document)
+                results.append(document)
                 left -= len(document.tokens)
-    return found
+    return results
 
 
 def demo() -> str:
@@ -74,9 +74,9 @@ def demo() -> str:
 
 
 def target() -> HFTarget:
-    found = load_target(demo(), dtype="float32")
-    assert isinstance(found, HFTarget)
-    return found
+    results = load_target(demo(), dtype="float32")
+    assert isinstance(results, HFTarget)
+    return results
 
 
 def ship(name: str, work: Path) -> None:

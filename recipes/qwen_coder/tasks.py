@@ -75,7 +75,7 @@ def candidates(folder: Path, asked: str) -> list[tuple[str, str]]:
     pieces: dict[str, list[str]] = {}
     for document in (d for part in read_domain("algorithms", folder) for d in part):
         pieces.setdefault(document.group, []).append(document.text)
-    found = []
+    collected = []
     for path in sorted(pieces, key=lambda path: digest("coder tasks " + path)):
         code = pieces[path][0].strip("\n") + "\n"
         if len(pieces[path]) > 1 or not SHORTEST <= code.count("\n") <= LONGEST or not valid(code):
@@ -83,8 +83,8 @@ def candidates(folder: Path, asked: str) -> list[tuple[str, str]]:
         functions = [m.group(1) for m in DEFINITION.finditer(code)]
         known = any(f"def {name}(" in asked or f"`{name}`" in asked for name in functions)
         if functions and not known and not LEFT_OUT.search(code):
-            found.append((path, code))
-    return found
+            collected.append((path, code))
+    return collected
 
 
 def bare(code: str) -> str:

@@ -55,7 +55,7 @@ def stretches(domain: str, folder: Path, seed: int, share: float = 1.0) -> Itera
     """Texts of a source, cut where a drawn number of words (a share of it) is reached; held-out ones are left out."""
     known = {d.content for d in texts(domain, folder, seed)}
     source, draw = sources.SOURCES[domain], random.Random(seed)
-    found, held, group, wanted = [], [], "", draw.choice(SIZES)
+    results, held, group, wanted = [], [], "", draw.choice(SIZES)
     for document in source.read(domain, folder / source.file):
         if document.content not in known or document.group != group:
             held, group = [], document.group
@@ -64,9 +64,9 @@ def stretches(domain: str, folder: Path, seed: int, share: float = 1.0) -> Itera
         for paragraph in document.text.strip("\n").split("\n\n"):
             held.append(paragraph)
             if sum(len(words(p)) for p in held) >= share * wanted:
-                found.append("\n\n".join(held))
+                results.append("\n\n".join(held))
                 held, wanted = [], draw.choice(SIZES)
-    yield from shuffled(found, seed)
+    yield from shuffled(results, seed)
 
 
 def asked(forms: tuple[str, ...], given: Iterator[str], seed: int) -> Iterator[str]:

@@ -103,26 +103,29 @@ def answer(
     block.used = n
     logits, alive = torch.cat(logits), torch.arange(b, device=device)
     final = torch.tensor(sorted(ends), device=device)
-    found, done = torch.zeros(b, most, dtype=torch.long, device=device), torch.zeros(b, dtype=torch.bool, device=device)
+    results, done = (
+        torch.zeros(b, most, dtype=torch.long, device=device),
+        torch.zeros(b, dtype=torch.bool, device=device),
+    )
     for i in range(most):
         new = draw(logits, temperature)
-        found[alive, i] = torch.where(done, -1, new)
+        results[alive, i] = torch.where(done, -1, new)
         done = done | torch.isin(new, final)
         if i + 1 == most:
             break
         if i % EVERY == EVERY - 1:
             rows = (~done).nonzero()[:, 0]
             if not len(rows):
-                found[:, i + 1 :] = -1
+                results[:, i + 1 :] = -1
                 break
             if len(rows) < 0.9 * len(done):
-                found[alive[done], i + 1 :] = -1
+                results[alive[done], i + 1 :] = -1
                 block.keep(rows)
                 alive, done, new, pads, hidden = alive[rows], done[rows], new[rows], pads[rows], hidden[rows]
         places = block.used - pads[:, None]
         logits = step(model, block, 0, new[:, None], places, hidden[:, :, :, : block.used + 1])
         block.used += 1
-    return [[t for t in row if t >= 0] for row in found.tolist()]
+    return [[t for t in row if t >= 0] for row in results.tolist()]
 
 
 def step(model: Any, block: Block, first: int, tokens: Tensor, places: Tensor, mask: Tensor) -> Tensor:
@@ -193,8 +196,8 @@ def main() -> None:
             if time.monotonic() - began > a.seconds:
                 break
             temperature, some = jobs[j]
-            found = answer(model, [ids for _, ids in some], a.max_new_tokens, temperature, ends)
-            for (number, ids), new in zip(some, found, strict=True):
+            results = answer(model, [ids for _, ids in some], a.max_new_tokens, temperature, ends)
+            for (number, ids), new in zip(some, results, strict=True):
                 row = {"id": number, "prompt_token_ids": ids, "token_ids": new, "ends": new[-1] in ends}
                 out.write(json.dumps(row) + "\n")
                 written, tokens = written + 1, tokens + len(new)

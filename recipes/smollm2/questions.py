@@ -40,12 +40,12 @@ def runs(text: str, size: int) -> set[tuple[str, ...]]:
 
 def evaluation(folder: Path) -> set[tuple[str, ...]]:
     """Runs of words of every turn of every evaluation prompt."""
-    found: set[tuple[str, ...]] = set()
+    result: set[tuple[str, ...]] = set()
     for path in sorted(folder.glob("*.jsonl")):
         for line in path.read_text(encoding="utf-8").split("\n"):
             for turn in json.loads(line)["turns"] if line else ():
-                found |= runs(turn, RUN)
-    return found
+                result |= runs(turn, RUN)
+    return result
 
 
 def unlike(questions: Iterator[str], seen: set[tuple[str, ...]] | None = None) -> Iterator[str]:

@@ -38,15 +38,15 @@ def pair(dialogue: list[list[int]], turn: int) -> tuple[list[int], list[int]]:
 
 def heldout_pairs(tokenizer, work: Path, domain: str, limit: int) -> list[tuple[list[int], list[int]]]:
     """One pair of each of the first `limit` held-out dialogues of a domain: the reply in the middle."""
-    found = []
+    results = []
     for document, dialogue in zip(
         (d for name in DOMAINS for d in documents(work, "heldout", name)),
         turns(tokenizer, work, "heldout"),
         strict=True,
     ):
-        if document.domain == domain and len(found) < limit:
-            found.append(pair(dialogue, len(dialogue) // 4 * 2 + 1 if len(dialogue) > 3 else 1))
-    return found
+        if document.domain == domain and len(results) < limit:
+            results.append(pair(dialogue, len(dialogue) // 4 * 2 + 1 if len(dialogue) > 3 else 1))
+    return results
 
 
 class Pairs:

@@ -189,8 +189,8 @@ class BlockNet(nn.Module):
 
     def above(self, previous: Int[Tensor, "*s"], hidden: Float[Tensor, "*#s h"]) -> Float[Tensor, "*s r"]:
         """W1[p], or W1[p] * H x: what W2's rows are multiplied with below the tokens p (target ids) in slots x."""
-        found = self.markov_w1(previous)
-        return found * self.pair_hidden(hidden) if self.config.pair_head == "selector" else found
+        result = self.markov_w1(previous)
+        return result * self.pair_hidden(hidden) if self.config.pair_head == "selector" else result
 
     def corrected(
         self, logits: Float[Tensor, "*s vd"], previous: Int[Tensor, "*s"], hidden: Float[Tensor, "*s h"]

@@ -53,12 +53,12 @@ class Rope:
 
     def table(self, n: int, dtype: torch.dtype, device: torch.device) -> Float[Tensor, "n 2 1 d"]:
         """A table of at least n positions."""
-        found = self.tables.get((dtype, device))
-        if found is None or found.shape[0] < n:
+        result = self.tables.get((dtype, device))
+        if result is None or result.shape[0] < n:
             with torch.inference_mode(False), torch.no_grad():
                 at = torch.arange(max(512, 1 << (n - 1).bit_length()), device=device).float()
-                found = self.tables[dtype, device] = self._turn(at).to(dtype)
-        return found
+                result = self.tables[dtype, device] = self._turn(at).to(dtype)
+        return result
 
     def at(self, positions: Int[Tensor, "b m"], dtype: torch.dtype) -> Float[Tensor, "b m 2 1 d"]:
         """The same for positions of which the host knows no bound."""
