@@ -23,7 +23,7 @@ from outrider.core.noise import GumbelNoise
 from outrider.core.protocols import Target
 from outrider.core.types import Budget, DraftTree, Rows
 from outrider.drafters._words import Same
-from outrider.drafters.mamba import MambaDrafter, Slab
+from outrider.drafters.mamba import MambaDrafter, StateBuffer
 from outrider.engine import Batch, Engine, Request, Row, generate
 from outrider.nets import mamba as ssm
 from outrider.params import InputError, Sampling
@@ -302,17 +302,17 @@ def test_what_cannot_be_loaded(target: Target, tmp_path: Path) -> None:
         load(f"mamba:{tmp_path / 'llama'}?dtype=int8", target)
 
 
-def one_step(made: Any, device: str) -> tuple[MambaDrafter, Slab, Tensor, Tensor]:
+def one_step(made: Any, device: str) -> tuple[MambaDrafter, StateBuffer, Tensor, Tensor]:
     """A drafter of this network, states of two rows, and tokens and parents of three nodes each."""
     drafter = MambaDrafter(made, Same(VOCAB, VOCAB), drafters._growth.Growth())
-    slab = Slab.like(ssm.empty(made, 2), 8)
+    buffer = StateBuffer.like(ssm.empty(made, 2), 8)
     tokens = torch.ones(6, 1, dtype=torch.long, device=device)
-    return drafter, slab, tokens, torch.zeros(2, 3, dtype=torch.long, device=device)
+    return drafter, buffer, tokens, torch.zeros(2, 3, dtype=torch.long, device=device)
 
 
-def stepped(drafter: MambaDrafter, slab: Slab, tokens: Tensor, parents: Tensor) -> Tensor:
-    logits, state = drafter.advance(tokens, slab.take(parents))
-    slab.put(state, 1)
+def stepped(drafter: MambaDrafter, buffer: StateBuffer, tokens: Tensor, parents: Tensor) -> Tensor:
+    logits, state = drafter.advance(tokens, buffer.take(parents))
+    buffer.put(state, 1)
     return logits
 
 
@@ -327,22 +327,22 @@ def test_a_step_never_waits_for_the_device(kind: str) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="capturing a CUDA graph needs a GPU")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_step_is_captured(kind: str) -> None:
-    drafter, slab, tokens, parents = one_step(net(kind).cuda(), "cuda")
-    slab.conv.zero_(), slab.ssm.zero_()
-    truth = stepped(drafter, slab, tokens, parents).clone()
-    slab.conv.zero_(), slab.ssm.zero_()
+    drafter, buffer, tokens, parents = one_step(net(kind).cuda(), "cuda")
+    buffer.conv.zero_(), buffer.ssm.zero_()
+    truth = stepped(drafter, buffer, tokens, parents).clone()
+    buffer.conv.zero_(), buffer.ssm.zero_()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        result = stepped(drafter, slab, tokens, parents)
+        result = stepped(drafter, buffer, tokens, parents)
     graph.replay()
     assert torch.allclose(result, truth)
 
 
 def test_a_slab_grows_and_keeps(target: Target) -> None:
     state = ssm.State(torch.randn(2, 3, 4, 3), torch.randn(2, 3, 4, 5))
-    slab = Slab.like(state, 1)
-    slab.put(state, 0)
-    wider = slab.grown(2)
+    buffer = StateBuffer.like(state, 1)
+    buffer.put(state, 0)
+    wider = buffer.grown(2)
     result = wider.take(torch.zeros(3, 1, dtype=torch.long))
     assert wider.nodes == 2
     assert torch.equal(result.conv, state.conv)

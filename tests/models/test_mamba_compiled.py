@@ -22,7 +22,7 @@ from outrider.core.protocols import Drafter
 from outrider.core.types import Budget, DraftTree, Rows
 from outrider.drafters._compiled import code_for
 from outrider.drafters._growth import Growth
-from outrider.drafters._mamba import MambaDrafter, Slab, TensorMambaDrafting
+from outrider.drafters._mamba import MambaDrafter, StateBuffer, TensorMambaDrafting
 from outrider.drafters._words import Same
 from outrider.drafters.mamba import CompiledMamba, CompiledMambaDrafting, Request, _sizes
 from outrider.drafters.mamba import compiled as compiled_mamba
@@ -121,12 +121,12 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> list[DraftTree]:
 def _states(drafting: Any, sizes: list[int]) -> list[torch.Tensor]:
     """What is remembered of every node that was fed, and of none else."""
     assert drafting.fed is not None
-    assert drafting.slab is not None
+    assert drafting.buffer is not None
     results = []
     for row, (slots, size) in enumerate(zip(drafting.fed, sizes, strict=True)):
         for slot in slots[:size]:
             if slot >= 0:
-                results += [torch.as_tensor(part[:, row, slot]) for part in (drafting.slab.conv, drafting.slab.ssm)]
+                results += [torch.as_tensor(part[:, row, slot]) for part in (drafting.buffer.conv, drafting.buffer.ssm)]
     return results
 
 
@@ -167,14 +167,14 @@ def test_pending_tokens_are_read_as_tensors_read_them(waits: list[list[int]], dt
     assert isinstance(drafter, CompiledMamba)
     code = drafter.compiled
     start = ssm.read(net, [text_of(i, 9) for i in range(len(waits))])
-    slab = Slab.like(start, 3)
-    slab.put(start, 0)
-    logits = torch.from_numpy(code.read(array(slab.conv), array(slab.ssm), waits))
+    buffer = StateBuffer.like(start, 3)
+    buffer.put(start, 0)
+    logits = torch.from_numpy(code.read(array(buffer.conv), array(buffer.ssm), waits))
     for row, tokens in enumerate(waits):
         own = start.select(torch.tensor([row]))
         features, state = ssm.run(net, torch.tensor([tokens]), own)
         right = net.lm_head(features[0, -1]).float(), state.ssm[:, 0], state.conv[:, 0].float()
-        for one, other in zip((logits[row], slab.ssm[:, row, 0], slab.conv[:, row, 0].float()), right, strict=True):
+        for one, other in zip((logits[row], buffer.ssm[:, row, 0], buffer.conv[:, row, 0].float()), right, strict=True):
             torch.testing.assert_close(one, other, rtol=near, atol=near * float(other.abs().max()))
 
 

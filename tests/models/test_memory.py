@@ -48,18 +48,18 @@ def draftings(spec: str) -> list[tuple[Drafting, Batch]]:
 @pytest.mark.parametrize("kind", ["mamba", "mamba2"])
 def test_a_mamba_remembers_as_much_of_a_long_text(kind: str, tmp_path: Path) -> None:
     mamba(kind).save_pretrained(tmp_path)
-    states, slabs = set(), set()
+    states, buffers = set(), set()
     for drafting, batch in draftings(f"mamba:{tmp_path}?tree=chain"):
         assert isinstance(drafting, MambaDrafting)
         states.add(drafting.state.bytes)
         for _ in range(ROUNDS):
             batch.round()
             states.add(drafting.state.bytes)
-        assert drafting.slab is not None
-        slabs.add((drafting.slab.conv.numel(), drafting.slab.ssm.numel()))
+        assert drafting.buffer is not None
+        buffers.add((drafting.buffer.conv.numel(), drafting.buffer.ssm.numel()))
     channels = 32 + (8 if kind == "mamba2" else 0)  # those of the convolution, which remembers three inputs
     assert states == {2 * 4 * (3 * channels + 32 * 4)}
-    assert len(slabs) == 1
+    assert len(buffers) == 1
 
 
 @torch.no_grad()
@@ -69,5 +69,5 @@ def test_a_transformer_remembers_every_token(tmp_path: Path) -> None:
     for drafting, _ in draftings(f"model:{tmp_path}?tree=chain"):
         assert isinstance(drafting, ModelDrafting)
         assert isinstance(drafting.session, TreeSession)
-        sizes.append(sum(s[:, :, : max(drafting.session.lengths)].numel() * 4 for s in drafting.session.cache.slabs))
+        sizes.append(sum(s[:, :, : max(drafting.session.lengths)].numel() * 4 for s in drafting.session.cache.buffers))
     assert sizes == [2 * 2 * 8 * length * 4 for length in LENGTHS]  # layers, keys and values, width, tokens, bytes

@@ -150,10 +150,10 @@ def test_the_memory_of_a_mamba_is_constant(models: Models, text: list[int]) -> N
     for n in LENGTHS:
         drafting: Any = running(models, "mamba:demo", [text[:n]]).drafting.inner  # type: ignore[attr-defined]
         assert isinstance(drafting, MambaDrafting)
-        state, slab = drafting.state, drafting.slab
-        assert slab is not None
+        state, buffer = drafting.state, drafting.buffer
+        assert buffer is not None
         sizes.append(held(drafting))
-        assert sizes[-1] == state.bytes + slab.conv.nbytes + slab.ssm.nbytes
+        assert sizes[-1] == state.bytes + buffer.conv.nbytes + buffer.ssm.nbytes
     assert len(set(sizes)) == 1
 
 

@@ -51,7 +51,9 @@ def write(cache: TreeCache, slots: list[int], view: int, values: list[float]) ->
 
 def test_sizes_come_from_the_first_real_keys_and_values() -> None:
     cache = opened(layers=3)
-    assert [tuple(s.shape) for s in cache.slabs] == [(3, 2, 8, HEADS * w) for w in WIDTHS], "one slab for each width"
+    assert [tuple(s.shape) for s in cache.buffers] == [(3, 2, 8, HEADS * w) for w in WIDTHS], (
+        "one buffer for each width"
+    )
     assert cache.bytes == 3 * 2 * 8 * HEADS * sum(WIDTHS) * 4
     for part in (0, 1):
         assert read(cache, 2, part) == [[0, 1, 2, 3, 0, 0, 0, 0], [100, 101, 102, 103, 0, 0, 0, 0]]
@@ -62,7 +64,7 @@ def test_equal_widths_share_one_slab() -> None:
     for i in range(2):
         cache.update(torch.ones(1, 2, 3, 4), torch.ones(1, 2, 3, 4), i)
     cache.pack()
-    assert [tuple(s.shape) for s in cache.slabs] == [(4, 1, 8, 8)]
+    assert [tuple(s.shape) for s in cache.buffers] == [(4, 1, 8, 8)]
 
 
 def test_a_pass_writes_at_its_slots_and_sees_its_view() -> None:
@@ -102,21 +104,21 @@ def test_a_great_capacity_is_not_taken_at_once() -> None:
 
 def test_rows_that_leave_move_in_place_and_free_their_slots() -> None:
     cache = opened(b=4)
-    before = [s.data_ptr() for s in cache.slabs]
+    before = [s.data_ptr() for s in cache.buffers]
     cache.select([1, 3], used=4)
     assert [row[:4] for row in read(cache)] == [[100, 101, 102, 103], [300, 301, 302, 303]]
     cache.join(opened(b=2), used=4)
     assert [row[0] for row in read(cache, 1)] == [100, 300, 0, 100]
-    assert [s.data_ptr() for s in cache.slabs] == before, "newcomers took the places of those who left"
+    assert [s.data_ptr() for s in cache.buffers] == before, "newcomers took the places of those who left"
 
 
 def test_the_last_row_fills_a_gap_in_place() -> None:
     """Three rows leave six: the last takes the place of the second, the others stay where they are."""
     cache = opened(b=6)
-    before = [s.data_ptr() for s in cache.slabs]
+    before = [s.data_ptr() for s in cache.buffers]
     cache.select([0, 5, 2], used=4)
     assert [row[0] for row in read(cache, 1)] == [0, 500, 200]
-    assert [s.data_ptr() for s in cache.slabs] == before
+    assert [s.data_ptr() for s in cache.buffers] == before
 
 
 @pytest.mark.parametrize("index", [[2, 0, 1], [0, 0, 2, 2], [1, 1]])
@@ -145,7 +147,7 @@ def test_unused_slots_hold_finite_values() -> None:
     cache.resize(16, 4)
     cache.join(opened(b=2, n=8, capacity=16), used=8)
     cache.select([3, 0, 0], used=8)
-    assert all(bool(slab.isfinite().all()) for slab in cache.slabs)
+    assert all(bool(buffer.isfinite().all()) for buffer in cache.buffers)
 
 
 def test_a_cache_made_under_inference_mode_can_be_written_later() -> None:

@@ -102,7 +102,7 @@ class BlockDrafting(BlockTrees):
         m, net, cache = max(counts), self.drafter.net, self.cache
         if m:
             context = net.context(features[:, :m])
-            cache.place(m)(*net.keys_values(context, self._turn(m)))
+            cache.place(m)(*net.keys_values(context, self._rotary(m)))
             self.last = ends_of(context, counts, self.last)
             cache.advance(counts)
 
@@ -127,7 +127,7 @@ class BlockDrafting(BlockTrees):
         hidden = self._hidden(rows)[:, :depth]
         return hidden, self.drafter.logits(hidden)
 
-    def _turn(self, m: int) -> Tensor:
+    def _rotary(self, m: int) -> Tensor:
         """Rotations of the m positions after each row's text."""
         cache = self.cache
         table = self.drafter.net.rope.table(cache.longest + m, cache.keys.dtype, cache.keys.device)
@@ -144,7 +144,7 @@ class BlockDrafting(BlockTrees):
             _heads.embed(drafter.target, _roots(rows, cache.keys.device)).to(cache.keys.dtype), drafter.mask, self.last
         )
         keys, values = (t[:, : cache.longest].transpose(1, 2) for t in (cache.keys, cache.values))
-        hidden = drafter.net(x, self._turn(config.block), keys, values, self._mask())
+        hidden = drafter.net(x, self._rotary(config.block), keys, values, self._mask())
         return hidden if config.sample_from_anchor else hidden[:, 1:]
 
     def _mask(self) -> Float[Tensor, "#b 1 m s"]:

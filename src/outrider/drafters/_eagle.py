@@ -55,12 +55,12 @@ class EagleNet(nn.Module):
         positions: Int[Tensor, "#b m"] | None,
         mask: Float[Tensor, "#b 1 gm s"] | None = None,
         store: Store | None = None,
-        turn: Float[Tensor, "#b #m 2 1 d"] | None = None,
+        rotary: Float[Tensor, "#b #m 2 1 d"] | None = None,
         attention: Attend | None = None,
     ) -> Float[Tensor, "b m h"]:
         """Predicted features. Pair i is (feature_i, embedding of token_{i+1}) at position i; unshifted: of token_i."""
         x = self.fc(self.given(features, embeds))
-        return self.layer(x, x, positions, mask, store, turn, attention)
+        return self.layer(x, x, positions, mask, store, rotary, attention)
 
 
 @dataclass(frozen=True)

@@ -82,7 +82,7 @@ class Eagle3Net(nn.Module):
         positions: Int[Tensor, "#b m"] | None,
         mask: Float[Tensor, "#b 1 gm s"] | None = None,
         store: Store | None = None,
-        turn: Float[Tensor, "#b #m 2 1 d"] | None = None,
+        rotary: Float[Tensor, "#b #m 2 1 d"] | None = None,
         attention: Attend | None = None,
     ) -> Float[Tensor, "b m h"]:
         """a_{i+1}: what the next step is fed, and what `logits` reads. Pair i is (g_i, embedding of token_{i+1})."""
@@ -90,9 +90,9 @@ class Eagle3Net(nn.Module):
         normed = layer.hidden_norm(hidden)
         x = torch.cat([layer.input_layernorm(embeds), normed], -1)
         residual = normed if self.config.norm_before_residual else hidden
-        out = layer(x, residual, positions, mask, store, turn, attention)
+        out = layer(x, residual, positions, mask, store, rotary, attention)
         for above in cast("Iterable[UpperLayer]", self.upper):
-            out = above(above.input_layernorm(out), out, positions, mask, store, turn)
+            out = above(above.input_layernorm(out), out, positions, mask, store, rotary)
         return self.norm(out) if self.config.norm_output else out
 
     def logits(self, hidden: Float[Tensor, "*s h"]) -> Float[Tensor, "*s vd"]:

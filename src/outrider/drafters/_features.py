@@ -37,7 +37,7 @@ class Steps(Protocol):
 
     @property
     def net(self) -> Any:
-        """`net(vectors, embeds, positions, mask, store, turn)`: the next vectors, as EAGLE's network makes them."""
+        """`net(vectors, embeds, positions, mask, store, rotary)`: the next vectors, as EAGLE's network makes them."""
 
     @property
     def taps(self) -> tuple[int, ...]: ...
@@ -162,8 +162,8 @@ class FeatureDrafting(Drafting):
         if cache.longest and (m > 1 or not cache.level):
             lower = torch.ones(1, m, m, dtype=torch.bool, device=tokens.device).tril_()
             mask = cache.mask(lower, given.dtype, self.drafter.layer.groups)
-        turn = self._turn(m, given.dtype, torch.arange(m, device=tokens.device))
-        return self._fed(given, tokens, mask, turn)
+        rotary = self._rotary(m, given.dtype, torch.arange(m, device=tokens.device))
+        return self._fed(given, tokens, mask, rotary)
 
     def _step(self, fed: DraftTree, since: int, vectors: Float[Tensor, "b n h"]) -> Float[Tensor, "b m h"]:
         """Vectors of the nodes from `since` on, each fed its parent's vector. Node 0 is the root's pair, which is
@@ -180,25 +180,25 @@ class FeatureDrafting(Drafting):
                 tensor(fed.ancestors[:, since:, 1:], vectors.device), vectors.dtype, self.drafter.layer.groups
             )
         if drafter.growth.tree == "best":
-            turn = self._turn(fed.deepest, vectors.dtype, tensor(fed.depths[:, since:] - 1, vectors.device))
+            rotary = self._rotary(fed.deepest, vectors.dtype, tensor(fed.depths[:, since:] - 1, vectors.device))
         else:
-            turn = self._turn(fed.deepest, vectors.dtype, None, fed.deepest - 1)
-        return self._fed(given, tokens, mask, turn, since - 1)
+            rotary = self._rotary(fed.deepest, vectors.dtype, None, fed.deepest - 1)
+        return self._fed(given, tokens, mask, rotary, since - 1)
 
     def _fed(
         self,
         given: Float[Tensor, "b m h"],
         tokens: Int[Tensor, "b m"],
         mask: Tensor | None,
-        turn: Tensor,
+        rotary: Tensor,
         first: int = 0,
     ) -> Float[Tensor, "b m h"]:
         """A step of the network, whose keys and values go to slots first .. first + m - 1 after each row's text."""
         place = self.cache.place(tokens.shape[1], first)
-        made: Tensor = self.drafter.net(given, self.drafter.embed(tokens), None, mask, place, turn)
+        made: Tensor = self.drafter.net(given, self.drafter.embed(tokens), None, mask, place, rotary)
         return made
 
-    def _turn(self, reach: int, dtype: torch.dtype, places: Tensor | None, place: int = 0) -> Tensor:
+    def _rotary(self, reach: int, dtype: torch.dtype, places: Tensor | None, place: int = 0) -> Tensor:
         """Rotations at positions `lengths + places`, or all at `lengths + place`; [#b, #m, 2, 1, d]."""
         cache, rope = self.cache, self.drafter.layer.rope
         table = rope.table(cache.longest + reach + 1, dtype, cache.keys.device)

@@ -76,9 +76,9 @@ class HydraPrefix(nn.Module):
         positions: Int[Tensor, "#b m"],
         mask: Float[Tensor, "#b 1 gm s"] | None = None,
         store: Store | None = None,
-        turn: Float[Tensor, "#b m 2 1 d"] | None = None,
+        rotary: Float[Tensor, "#b m 2 1 d"] | None = None,
     ) -> Float[Tensor, "b m h"]:
-        return self.norm(self.layer(self.input_layernorm(features), features, positions, mask, store, turn))
+        return self.norm(self.layer(self.input_layernorm(features), features, positions, mask, store, rotary))
 
 
 class HydraNet(nn.Module):
@@ -192,10 +192,10 @@ class HydraDrafting(Drafting):
         if m == 0:
             return
         positions = prefix.lengths[:, None] + torch.arange(m, device=features.device)
-        turn = net.layer.rope.table(prefix.longest + m, features.dtype, features.device)[positions]
+        rotary = net.layer.rope.table(prefix.longest + m, features.dtype, features.device)[positions]
         own = torch.ones(1, m, m, dtype=torch.bool, device=features.device).tril_()
         mask = prefix.mask(own, features.dtype, net.layer.groups)
-        made = net(features, positions, mask, prefix.place(m), turn)
+        made = net(features, positions, mask, prefix.place(m), rotary)
         prefix.advance(counts)
         count = torch.tensor(counts, device=features.device)
         end = (count - 1).clamp(min=0)[:, None, None].expand(-1, 1, made.shape[2])

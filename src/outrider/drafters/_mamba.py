@@ -53,14 +53,14 @@ class MambaDrafter(Grown):
 
 
 @dataclass
-class Slab:
+class StateBuffer:
     """The states of one round's fed nodes: allocated once for a batch size, and reused."""
 
     conv: Float[Tensor, "l b n c w"]
     ssm: Float[Tensor, "l b n *s"]
 
     @classmethod
-    def like(cls, state: ssm.State, nodes: int) -> Slab:
+    def like(cls, state: ssm.State, nodes: int) -> StateBuffer:
         def wide(t: Tensor) -> Tensor:
             return torch.empty(t.shape[0], t.shape[1], nodes, *t.shape[2:], dtype=t.dtype, device=t.device)
 
@@ -84,9 +84,9 @@ class Slab:
         for mine, new in ((self.conv, state.conv), (self.ssm, state.ssm)):
             mine[:, :, since : since + w] = new.unflatten(1, (b, w))
 
-    def grown(self, nodes: int) -> Slab:
+    def grown(self, nodes: int) -> StateBuffer:
         """The same with space for more nodes."""
-        new = Slab.like(ssm.State(self.conv[:, :, 0], self.ssm[:, :, 0]), max(nodes, 2 * self.nodes))
+        new = StateBuffer.like(ssm.State(self.conv[:, :, 0], self.ssm[:, :, 0]), max(nodes, 2 * self.nodes))
         new.conv[:, :, : self.nodes], new.ssm[:, :, : self.nodes] = self.conv, self.ssm
         return new
 
@@ -98,12 +98,12 @@ class TensorMambaDrafting(MambaDrafting):
     drafter: MambaDrafter
     state: ssm.State  # after the text, without the pending tokens
     pending: list[list[int]]
-    slab: Slab | None = field(default=None, repr=False)
+    buffer: StateBuffer | None = field(default=None, repr=False)
     fed: Indices | None = None
 
     def choose(self, slots: Sequence[int]) -> None:
-        assert self.slab is not None, "nodes were fed"
-        self.state = self.slab.take(torch.tensor(slots, device=self.state.conv.device)[:, None])
+        assert self.buffer is not None, "nodes were fed"
+        self.state = self.buffer.take(torch.tensor(slots, device=self.state.conv.device)[:, None])
 
     def propose(self, rows: Rows, budget: Budget) -> DraftTree:
         words, growth = self.drafter.words, self.drafter.growth
@@ -116,12 +116,12 @@ class TensorMambaDrafting(MambaDrafting):
 
     def select(self, index: Sequence[int]) -> None:
         self.state = self.state.select(torch.tensor(index, device=self.state.conv.device))
-        self.pending, self.slab = [list(self.pending[i]) for i in index], None
+        self.pending, self.buffer = [list(self.pending[i]) for i in index], None
 
     def join(self, other: Drafting) -> None:
         assert isinstance(other, TensorMambaDrafting)
         self.state = ssm.State.join((self.state, other.state))
-        self.pending, self.slab = self.pending + other.pending, None
+        self.pending, self.buffer = self.pending + other.pending, None
 
     def _shorten(self) -> None:
         """Read all that waits but the root."""
@@ -130,7 +130,7 @@ class TensorMambaDrafting(MambaDrafting):
 
     @torch.no_grad()
     def _read(self, nodes: int) -> Any:
-        """Read the pending tokens, the root last; its state is the slab's first, which has space for a draft's."""
+        """Read the pending tokens, the root last; its state is the buffer's first, which has space for a draft's."""
         if max(map(len, self.pending)) > ssm.PIECE:
             self._shorten()
         longest, device = max(map(len, self.pending)), self.state.conv.device
@@ -138,23 +138,23 @@ class TensorMambaDrafting(MambaDrafting):
         even = all(len(row) == longest for row in self.pending)
         count = None if even else torch.tensor([len(row) for row in self.pending], device=device)
         logits, state = self.drafter.advance(tokens, self.state, count)
-        self.slab = self.slab or Slab.like(state, min(nodes, FIRST))
-        self.slab.put(state, 0)
+        self.buffer = self.buffer or StateBuffer.like(state, min(nodes, FIRST))
+        self.buffer.put(state, 0)
         return logits[:, None]
 
     @torch.no_grad()
     def _step(self, fed: DraftTree, since: int) -> Any:
         """Advance copies of the parents' states by the nodes from `since` on, all in one pass."""
-        assert self.slab is not None
+        assert self.buffer is not None
         (b, n), w = fed.tokens.shape, fed.nodes - since
         self.check_width(b * w)
-        if n > self.slab.nodes:
-            self.slab = self.slab.grown(n)
+        if n > self.buffer.nodes:
+            self.buffer = self.buffer.grown(n)
         device = self.state.conv.device
-        state = self.slab.take(tensor(fed.parents[:, since:], device))
+        state = self.buffer.take(tensor(fed.parents[:, since:], device))
         tokens = tensor(self.drafter.words.feed(fed.tokens[:, since:]), device)
         logits, state = self.drafter.advance(tokens.reshape(b * w, 1), state)
-        self.slab.put(state, since)
+        self.buffer.put(state, since)
         return logits.unflatten(0, (b, w))
 
 

@@ -38,7 +38,7 @@ from ._trained import Shapes, cast, finite, in_tensors
 from ._words import Same, Words
 
 FEW = 4  # tokens that wait: these are read one by one
-FIRST = 16  # states of a new slab, at most; it grows
+FIRST = 16  # states of a new buffer, at most; it grows
 PADDING = 512  # rows by which two vocabularies of one tokenizer may differ
 MOST = 1 << 31  # a size is less
 SIZES = {
@@ -199,19 +199,19 @@ class CompiledMambaDrafting(MambaDrafting):
     drafter: CompiledMamba
     state: States  # of one slot: after the text, without the pending tokens
     pending: list[list[int]]
-    slab: States | None = field(default=None, repr=False)  # allocated once for a batch size, and used again
+    buffer: States | None = field(default=None, repr=False)  # allocated once for a batch size, and used again
     fed: Indices | None = None
 
     def choose(self, slots: Sequence[int]) -> None:
-        assert self.slab is not None, "nodes were fed"
-        self.state = self.slab.take(slots)
+        assert self.buffer is not None, "nodes were fed"
+        self.state = self.buffer.take(slots)
 
     def propose(self, rows: Rows, budget: Budget) -> DraftTree:
         drafter, words = self.drafter, self.drafter.words
         arguments = drafter.growth.compiled(rows, budget)
         if arguments is not None and len(rows) * arguments[1].width <= drafter.batch:
-            slab = self._ready(_fed(arguments[1]))
-            tree, self.fed = drafter.compiled.grow(*slab.arrays, self.pending, rows, *arguments)
+            buffer = self._ready(_fed(arguments[1]))
+            tree, self.fed = drafter.compiled.grow(*buffer.arrays, self.pending, rows, *arguments)
             return tree
         first = self._read(budget.nodes)
         tree, self.fed = drafter.growth.propose(rows, first, self._step, budget, words.names, words.vocab)
@@ -219,12 +219,12 @@ class CompiledMambaDrafting(MambaDrafting):
 
     def select(self, index: Sequence[int]) -> None:
         self.state = self.state.change(lambda part: part[:, list(index)])
-        self.pending, self.slab = [list(self.pending[i]) for i in index], None
+        self.pending, self.buffer = [list(self.pending[i]) for i in index], None
 
     def join(self, other: Drafting) -> None:
         assert isinstance(other, CompiledMambaDrafting)
         self.state = self.state.change(lambda *parts: np.concatenate(parts, 1), other.state)
-        self.pending, self.slab = self.pending + other.pending, None
+        self.pending, self.buffer = self.pending + other.pending, None
 
     def skip(self, tokens: Sequence[Sequence[int]]) -> None:
         if any(tokens):
@@ -232,30 +232,30 @@ class CompiledMambaDrafting(MambaDrafting):
             self.drafter.compiled.skip(*self.state.arrays, tokens)
 
     def _ready(self, slots: int) -> States:
-        """The slab with space for so many states, the text's in the first; few tokens wait after it."""
+        """The buffer with space for so many states, the text's in the first; few tokens wait after it."""
         if max(map(len, self.pending)) > FEW:
             self.skip([row[:-1] for row in self.pending])
             self.pending = [row[-1:] for row in self.pending]
-        if self.slab is None or slots > self.slab.slots:
-            self.slab = self.state.widened(slots)
-        for mine, text in zip(self.slab.arrays, self.state.arrays, strict=True):
+        if self.buffer is None or slots > self.buffer.slots:
+            self.buffer = self.state.widened(slots)
+        for mine, text in zip(self.buffer.arrays, self.state.arrays, strict=True):
             mine[:, :, 0] = text[:, :, 0]
-        return self.slab
+        return self.buffer
 
     def _read(self, nodes: int) -> Array:
-        """Logits [b, 1, v] after the pending tokens, the root last; its state is the slab's first."""
-        slab = self._ready(min(nodes, FIRST))
-        return self.drafter.compiled.read(*slab.arrays, self.pending)[:, None]
+        """Logits [b, 1, v] after the pending tokens, the root last; its state is the buffer's first."""
+        buffer = self._ready(min(nodes, FIRST))
+        return self.drafter.compiled.read(*buffer.arrays, self.pending)[:, None]
 
     def _step(self, fed: DraftTree, since: int) -> Array:
         """Advance copies of the parents' states by the nodes from `since` on, all in one pass."""
         (b, n), w = fed.tokens.shape, fed.nodes - since
-        assert self.slab is not None, "the root was read"
+        assert self.buffer is not None, "the root was read"
         self.check_width(b * w)
-        if n > self.slab.slots:
-            self.slab = self.slab.widened(max(n, 2 * self.slab.slots))
+        if n > self.buffer.slots:
+            self.buffer = self.buffer.widened(max(n, 2 * self.buffer.slots))
         tokens, above = fed.tokens[:, since:], fed.parents[:, since:]
-        return self.drafter.compiled.step(*self.slab.arrays, tokens, above, since)
+        return self.drafter.compiled.step(*self.buffer.arrays, tokens, above, since)
 
 
 def _fed(shape: Shape) -> int:

@@ -87,17 +87,17 @@ class BlockLayer(nn.Module):
         conv = (shape.hidden, config.conv, config.conv_group, config.block)
         self.attention_conv, self.mlp_conv = (BlockConv(*conv) if config.conv else None for _ in range(2))
 
-    def keys_values(self, x: Float[Tensor, "b m h"], turn: Tensor) -> tuple[Tensor, Tensor]:
+    def keys_values(self, x: Float[Tensor, "b m h"], rotary: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values [b, kv, m, d] of context vectors or of normalised block states."""
         a, shape = self.self_attn, self.shape
         k = a.k_norm(a.k_proj(x).view(*x.shape[:2], shape.kv_heads, shape.head_dim))
         v = a.v_proj(x).view(*x.shape[:2], shape.kv_heads, shape.head_dim)
-        return apply_rotary(k, turn).transpose(1, 2), v.transpose(1, 2)
+        return apply_rotary(k, rotary).transpose(1, 2), v.transpose(1, 2)
 
     def forward(
         self,
         x: Float[Tensor, "b m h"],
-        turn: Tensor,
+        rotary: Tensor,
         keys: Float[Tensor, "b kv s d"],
         values: Float[Tensor, "b kv s d"],
         mask: Float[Tensor, "#b 1 m sm"],
@@ -106,8 +106,8 @@ class BlockLayer(nn.Module):
 
         def attention(n: Tensor) -> Tensor:
             heads = n.shape[0], n.shape[1], shape.heads, shape.head_dim
-            q = apply_rotary(a.q_norm(a.q_proj(n).view(heads)), turn).transpose(1, 2)
-            k, v = self.keys_values(n, turn)
+            q = apply_rotary(a.q_norm(a.q_proj(n).view(heads)), rotary).transpose(1, 2)
+            k, v = self.keys_values(n, rotary)
             return a.o_proj(attend(q, torch.cat([keys, k], 2), torch.cat([values, v], 2), mask, not self.training))
 
         def gated(n: Tensor) -> Tensor:
@@ -156,9 +156,9 @@ class BlockNet(nn.Module):
         """c_t of the target's features [b, m, taps * H], the taps side by side."""
         return self.hidden_norm(self.fc(features))
 
-    def keys_values(self, context: Float[Tensor, "b m h"], turn: Tensor) -> tuple[Tensor, Tensor]:
+    def keys_values(self, context: Float[Tensor, "b m h"], rotary: Tensor) -> tuple[Tensor, Tensor]:
         """All layers' keys and values of context vectors, [b, layers * kv, m, d] twice."""
-        made = [layer.keys_values(context, turn) for layer in cast("Iterable[BlockLayer]", self.layers)]
+        made = [layer.keys_values(context, rotary) for layer in cast("Iterable[BlockLayer]", self.layers)]
         return torch.cat([k for k, _ in made], 1), torch.cat([v for _, v in made], 1)
 
     def slots(
@@ -176,7 +176,7 @@ class BlockNet(nn.Module):
     def forward(
         self,
         x: Float[Tensor, "b m h"],
-        turn: Tensor,
+        rotary: Tensor,
         keys: Float[Tensor, "b lkv s d"],
         values: Float[Tensor, "b lkv s d"],
         mask: Float[Tensor, "#b 1 m sm"],
@@ -184,7 +184,7 @@ class BlockNet(nn.Module):
         """Normed hidden states of the slots. `mask` is added to the scores, over context slots and then block slots."""
         wide = self.config.layer.kv_heads
         for layer, k, v in zip(self.layers, keys.split(wide, 1), values.split(wide, 1), strict=True):
-            x = layer(x, turn, k, v, mask)
+            x = layer(x, rotary, k, v, mask)
         return self.norm(x)
 
     def above(self, previous: Int[Tensor, "*s"], hidden: Float[Tensor, "*#s h"]) -> Float[Tensor, "*s r"]:

@@ -48,7 +48,7 @@ class Rope:
 
     @cached_property
     def frequencies(self) -> tuple[Float[Tensor, " half"], float]:
-        """In float32 and with their scaling, as transformers makes them; only when positions are first turned."""
+        """In float32 and with their scaling, as transformers makes them; only when positions are first rotated."""
         return _frequencies(self.shape)
 
     def table(self, n: int, dtype: torch.dtype, device: torch.device) -> Float[Tensor, "n 2 1 d"]:
@@ -57,14 +57,14 @@ class Rope:
         if result is None or result.shape[0] < n:
             with torch.inference_mode(False), torch.no_grad():
                 at = torch.arange(max(512, 1 << (n - 1).bit_length()), device=device).float()
-                result = self.tables[dtype, device] = self._turn(at).to(dtype)
+                result = self.tables[dtype, device] = self._rotary(at).to(dtype)
         return result
 
     def at(self, positions: Int[Tensor, "b m"], dtype: torch.dtype) -> Float[Tensor, "b m 2 1 d"]:
         """The same for positions of which the host knows no bound."""
-        return self._turn(positions.float()).to(dtype)
+        return self._rotary(positions.float()).to(dtype)
 
-    def _turn(self, positions: Float[Tensor, "*s"]) -> Float[Tensor, "*s 2 1 d"]:
+    def _rotary(self, positions: Float[Tensor, "*s"]) -> Float[Tensor, "*s 2 1 d"]:
         frequencies, scaling = self.frequencies
         if positions.device not in self.moved:
             self.moved[positions.device] = frequencies.to(positions.device)
@@ -73,11 +73,11 @@ class Rope:
         return torch.stack([torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)], -2)[..., None, :]
 
 
-def apply_rotary(x: Float[Tensor, "b m heads d"], turn: Float[Tensor, "#b #m 2 1 d"]) -> Float[Tensor, "b m heads d"]:
+def apply_rotary(x: Float[Tensor, "b m heads d"], rotary: Float[Tensor, "#b #m 2 1 d"]) -> Float[Tensor, "b m heads d"]:
     """Rotated halves: [a, b] -> [a cos - b sin, b cos + a sin]."""
     half = x.shape[-1] // 2
     swapped = x.unflatten(-1, (2, half)).flip(-2).flatten(-2)
-    return torch.addcmul(x * turn[:, :, 0], swapped, turn[:, :, 1])
+    return torch.addcmul(x * rotary[:, :, 0], swapped, rotary[:, :, 1])
 
 
 def _frequencies(shape: LayerShape) -> tuple[Float[Tensor, " half"], float]:
@@ -178,18 +178,18 @@ class Layer(nn.Module):
         positions: Int[Tensor, "#b m"] | None,
         mask: Float[Tensor, "#b 1 gm s"] | None = None,
         store: Store | None = None,
-        turn: Float[Tensor, "#b #m 2 1 d"] | None = None,
+        rotary: Float[Tensor, "#b #m 2 1 d"] | None = None,
         attention: Attend | None = None,
     ) -> Float[Tensor, "b m hidden"]:
         """`mask` is added to the scores; None: plainly causal, or one query that sees everything. `store` decides where
-        keys and values go and what is attended to (None: themselves). `turn`: rotations looked up already. `attention`
-        replaces attention as a whole, where a training pass attends to what no mask can say cheaply."""
+        keys and values go and what is attended to (None: themselves). `rotary`: rotations looked up before.
+        `attention` replaces attention as a whole, where a training pass attends to what no mask can say cheaply."""
         shape = self.shape
         made = self._project(x)
-        if turn is None:
+        if rotary is None:
             assert positions is not None, "give positions, or the rotations of them"
-            turn = self.rope.at(positions, x.dtype)
-        qk = apply_rotary(made[:, :, : shape.heads + shape.kv_heads], turn)
+            rotary = self.rope.at(positions, x.dtype)
+        qk = apply_rotary(made[:, :, : shape.heads + shape.kv_heads], rotary)
         q, k = qk[:, :, : shape.heads].transpose(1, 2), qk[:, :, shape.heads :].transpose(1, 2)
         v = made[:, :, shape.heads + shape.kv_heads :].transpose(1, 2)
         if attention is not None:

@@ -60,7 +60,7 @@ def sizes_of(shape: LayerSizes) -> dict[str, Any]:
     }  # fmt: skip
 
 
-class Turns:
+class RotaryTables:
     """Rotary tables, extended when more positions are needed."""
 
     def __init__(self, shape: LayerSizes):
@@ -128,7 +128,7 @@ class Eagle(Caller):
         self.feature_dim = fc.shape[1] // TAPS if parts.fuses else shape.hidden
         step = struct("Model", **sizes, **inputs, layers=1, attention_scale=shape.head_dim**-0.5, layer=layer)
         super().__init__(code, step, len(parts.head), parts.names, [*hold.kept, layer, self.embeddings])
-        self.end, self.turns, self.shape = struct("Model", **sizes, layers=0), Turns(shape), shape
+        self.end, self.rotary, self.shape = struct("Model", **sizes, layers=0), RotaryTables(shape), shape
         self.steps = Workspace(code, step)  # of steps that are not those of `draft_tree`, whose addresses stay
 
     def cache(self, rows: int, capacity: int) -> SlotCache:
@@ -170,7 +170,7 @@ class Eagle(Caller):
         n, m = depths.shape[1], inputs.shape[1]
         lengths = np.array(cache.host, np.int64)
         cache.reserve(cache.longest + n)
-        rope, pointers = self.turns.upto(cache.longest + n), _pointers(cache)
+        rope, pointers = self.rotary.upto(cache.longest + n), _pointers(cache)
         own = np.ascontiguousarray(ancestors)
         positions = np.ascontiguousarray(lengths[:, None] + depths)
         fields = {
@@ -220,7 +220,7 @@ class Eagle(Caller):
         request = None if rows is None or budget is None or shape is None else self.request(rows, budget, shape)
         slots = cache.longest + pending + fed
         cache.reserve(slots)
-        pass_, draft, rope, pointers = self.pass_, self.draft, self.turns.upto(slots), _pointers(cache)
+        pass_, draft, rope, pointers = self.pass_, self.draft, self.rotary.upto(slots), _pointers(cache)
         arrays = integers(counts), integers(cache.host), addresses(features), integers(following)
         pass_.rows, pass_.capacity, pass_.cache = sizes.rows, cache.keys.shape[1], pointers
         pass_.rope, pass_.rope_positions = address(rope), len(rope)
@@ -369,7 +369,7 @@ class Prefix:
     """
 
     def __init__(self, code: Library, shape: LayerSizes, weights: Weights):
-        self.code, self.shape, self.turns, self.lock = code, shape, Turns(shape), Lock()
+        self.code, self.shape, self.rotary, self.lock = code, shape, RotaryTables(shape), Lock()
         hold, layer = Holder(code, weights), struct("Layer")
         hold.layer(layer, "prefix.layer.", {"mlp_norm": "post_attention_layernorm"})
         layer.attention_norm = {"weight": hold.vector("prefix.input_layernorm.weight")}
@@ -406,7 +406,7 @@ class Prefix:
         lengths, sizes = (np.array(part, np.int64) for part in (cache.host, counts))
         positions = lengths[:, None] + np.arange(n)
         with self.lock:
-            workspace, rope = self.workspace, self.turns.upto(slots)
+            workspace, rope = self.workspace, self.rotary.upto(slots)
             states = workspace.of("states", b * n * h)[: b * n * h].reshape(b, n, h)
             for to, row in zip(states, rows, strict=True):
                 to[: len(row)] = row

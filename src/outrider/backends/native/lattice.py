@@ -15,7 +15,7 @@ from ...core.types import Array, Budget, DraftTree, Rows
 from .abi import MAX_HEAD_DIM, NULL, Library, Struct, address, ffi, struct
 from .arrays import addresses, integers
 from .drafts import STEP, Caller, Holder, Pairs, Request, Shape, Sizes, SlotCache, Weights, listed
-from .grow import LayerSizes, Turns, sizes_of
+from .grow import LayerSizes, RotaryTables, sizes_of
 from .weights import Table
 
 MULTIPLE = 16  # the pair head's width is filled up by zeros to a multiple of this
@@ -109,7 +109,7 @@ class Block(LatticeCaller):
             left, right = (_filled(parts.weights[f"{name}.weight"]) for name in ("markov_w1", "markov_w2"))
             self.lattice.pair_left, self.lattice.pair_right = hold.table(left), hold.table(right)
             self.lattice.rank = left.shape[1]
-        self.embeddings, self.shape, self.turns = parts.embeddings, shape, Turns(shape)
+        self.embeddings, self.shape, self.rotary = parts.embeddings, shape, RotaryTables(shape)
         self.dtype = parts.head.dtype
         super().__init__(code, model, len(parts.head), parts.names, [*hold.kept, layers])
 
@@ -167,7 +167,7 @@ class Block(LatticeCaller):
         _, features, _ = listed(pairs, b)
         longest = max(have + count for have, count in zip(cache.host, counts, strict=True)) + slots
         cache.reserve(longest)
-        rope, each = self.turns.upto(longest), cache.keys.itemsize * model.kv_heads * model.head_dim
+        rope, each = self.rotary.upto(longest), cache.keys.itemsize * model.kv_heads * model.head_dim
         parts = cache.keys.ctypes.data, cache.values.ctypes.data
         pointers = addresses(part + i * each for i in range(model.layers) for part in parts)
         arrays = integers(counts), integers(cache.host), addresses(features)

@@ -1,7 +1,7 @@
 """The tree cache: keys and values at explicit slots, committed by gathering.
 
-Node i of row b is written at slot `length_b + i`. Layers of equal width share one slab [layers, rows, capacity, width],
-so that committing an accepted path, or moving a row, is a few kernels for all layers. Slots at and beyond a row's
+Node i of row b is written at slot `length_b + i`. Layers of equal width share one buffer [layers, rows, capacity,
+width], so that committing an accepted path, or moving a row, is a few kernels for all layers. Slots at and beyond a row's
 length hold finite leftovers that masks hide.
 """
 
@@ -30,7 +30,7 @@ class TreeLayer(CacheLayerMixin):
     def __init__(self, owner: TreeCache):
         super().__init__()
         self._owner = weakref.ref(owner)  # or cache and layers would outlive their batch until a collection
-        self.parts: list[Tensor] = []  # keys and values [b, h, n, d] of the first pass, until the slabs exist
+        self.parts: list[Tensor] = []  # keys and values [b, h, n, d] of the first pass, until the buffers exist
         self.shapes: list[tuple[int, int]] = []  # (h, d) of keys and of values
         self.flat: list[Tensor] = []  # [b * capacity, h * d]: where slots are written
         self.wide: list[Tensor] = []  # [b, h, capacity, d]: the same memory, as attention reads it
@@ -73,15 +73,15 @@ class TreeLayer(CacheLayerMixin):
 
 
 class TreeCache(Cache):
-    """The layers of one batch, their slabs, and where the pass under way writes (`slots`) and reads (`view`)."""
+    """The layers of one batch, their buffers, and where the pass under way writes (`slots`) and reads (`view`)."""
 
     def __init__(self, layers: int, capacity: int, limit: int):
         self.tree_layers = [TreeLayer(self) for _ in range(layers)]
         super().__init__(layers=list(self.tree_layers))
         self.capacity, self.limit = min(capacity, FIRST), limit
         self.rows = 0
-        self.slabs: list[Float[Tensor, "layers r c w"]] = []  # r >= rows: rows that left are kept for newcomers
-        self.members: list[list[tuple[TreeLayer, int]]] = []  # of each slab: its layers, keys (0) or values (1)
+        self.buffers: list[Float[Tensor, "layers r c w"]] = []  # r >= rows: rows that left are kept for newcomers
+        self.members: list[list[tuple[TreeLayer, int]]] = []  # of each buffer: its layers, keys (0) or values (1)
         self.fresh = True  # the first pass attends to its own keys alone, by the plain causal kernels
         self.view = 0
         self.slots: Int[Tensor, " bn"] = torch.zeros(0, dtype=torch.long)
@@ -90,10 +90,10 @@ class TreeCache(Cache):
     @property
     def bytes(self) -> int:
         """Memory of keys and values."""
-        return sum(s.numel() * s.element_size() for s in self.slabs)
+        return sum(s.numel() * s.element_size() for s in self.buffers)
 
     def pack(self) -> None:
-        """After the first pass: slabs sized by its real keys and values (latent attention has two widths)."""
+        """After the first pass: buffers sized by its real keys and values (latent attention has two widths)."""
         groups: dict[tuple[int, torch.dtype, torch.device], list[tuple[TreeLayer, int]]] = {}
         for layer in self.tree_layers:
             for i, part in enumerate(layer.parts):
@@ -102,14 +102,14 @@ class TreeCache(Cache):
             raise InputError("this model writes no keys and values to its cache, so it cannot verify a tree")
         self.rows, _, n, _ = next(p.shape for layer in self.tree_layers for p in layer.parts)
         self.capacity = max(self.capacity, min(self.limit, n))
-        self.members, slabs = list(groups.values()), []
+        self.members, buffers = list(groups.values()), []
         for (width, dtype, device), group in groups.items():
-            slab = _room((len(group), self.rows, self.capacity, width), dtype, device)
-            for row, (layer, i) in zip(slab, group, strict=True):
+            buffer = _allocated((len(group), self.rows, self.capacity, width), dtype, device)
+            for row, (layer, i) in zip(buffer, group, strict=True):
                 row[:, :n] = layer.parts[i].transpose(1, 2).flatten(2)
-            slabs.append(slab)
+            buffers.append(buffer)
         self.fresh = False
-        self._hold(slabs, self.rows)
+        self._hold(buffers, self.rows)
 
     def taken(self, row: int, n: int) -> list[tuple[Tensor, ...]]:
         """A copy of the first `n` slots of a row: every layer's keys and values [1, h, n, d]."""
@@ -122,12 +122,12 @@ class TreeCache(Cache):
                 layer.lazy_initialization(*(part[:, :, :n] for part in parts))
         self.pack()
 
-    def _hold(self, slabs: list[Tensor], rows: int) -> None:
-        """Take these slabs, of which the first `rows` rows are in use."""
-        self.slabs, self.rows = slabs, rows
+    def _hold(self, buffers: list[Tensor], rows: int) -> None:
+        """Take these buffers, of which the first `rows` rows are in use."""
+        self.buffers, self.rows = buffers, rows
         views: dict[TreeLayer, list[Tensor]] = {}
-        for slab, group in zip(slabs, self.members, strict=True):
-            for part, (layer, i) in zip(slab, group, strict=True):
+        for buffer, group in zip(buffers, self.members, strict=True):
+            for part, (layer, i) in zip(buffer, group, strict=True):
                 views.setdefault(layer, [part, part])[i] = part[:rows]
         for layer, pair in views.items():
             layer.flat = [p.flatten(0, 1) for p in pair]
@@ -136,9 +136,9 @@ class TreeCache(Cache):
 
     def move(self, source: Int[Tensor, " k"], destination: Int[Tensor, " k"]) -> None:
         """Copy slots (counted over the batch); all are read before any is written."""
-        for slab in self.slabs:
-            flat = slab.flatten(1, 2)
-            flat.index_copy_(1, destination.to(slab.device), flat.index_select(1, source.to(slab.device)))
+        for buffer in self.buffers:
+            flat = buffer.flatten(1, 2)
+            flat.index_copy_(1, destination.to(buffer.device), flat.index_select(1, source.to(buffer.device)))
 
     def reserve(self, needed: int) -> None:
         """Grow to at least `needed` slots a row, by doubling, up to the limit."""
@@ -152,15 +152,15 @@ class TreeCache(Cache):
 
     def resize(self, capacity: int, rows: int | None = None) -> None:
         """Resize keys and values to `capacity` slots a row and `rows` rows."""
-        rows = rows or (self.slabs[0].shape[1] if self.slabs else 0)
-        slabs = []
-        for old in self.slabs:
-            new = _room((old.shape[0], rows, capacity, old.shape[3]), old.dtype, old.device)
+        rows = rows or (self.buffers[0].shape[1] if self.buffers else 0)
+        buffers = []
+        for old in self.buffers:
+            new = _allocated((old.shape[0], rows, capacity, old.shape[3]), old.dtype, old.device)
             new[:, : self.rows, : self.capacity] = old[:, : self.rows]
-            slabs.append(new)
+            buffers.append(new)
         self.capacity = capacity
-        if slabs:
-            self._hold(slabs, self.rows)
+        if buffers:
+            self._hold(buffers, self.rows)
 
     def select(self, index: Sequence[int], used: int) -> None:
         """Row i := old row index[i], of which `used` slots matter. Rows that only move forward move in place."""
@@ -170,32 +170,32 @@ class TreeCache(Cache):
         if all(old >= new for new, old in enumerate(index)):  # then a row is read before it is written
             for new, old in enumerate(index):
                 if new != old:
-                    for slab in self.slabs:
-                        slab[:, new, :used] = slab[:, old, :used]
-            self._hold(self.slabs, len(index))
+                    for buffer in self.buffers:
+                        buffer[:, new, :used] = buffer[:, old, :used]
+            self._hold(self.buffers, len(index))
             return
         with torch.inference_mode(False), torch.no_grad():
             wanted = torch.tensor(index, dtype=torch.long)
-            self._hold([slab.index_select(1, wanted.to(slab.device)) for slab in self.slabs], len(index))
+            self._hold([buffer.index_select(1, wanted.to(buffer.device)) for buffer in self.buffers], len(index))
 
     def wipe(self, rows: Sequence[int]) -> None:
         """Overwrite these rows: a mask would not hide a NaN in them from the row that takes their place."""
-        for slab in self.slabs:
-            slab[:, list(rows)] = 0
+        for buffer in self.buffers:
+            buffer[:, list(rows)] = 0
 
     def join(self, other: TreeCache, used: int) -> None:
         """Append the rows of another cache of the same model, of which `used` slots matter. The newcomers' room is made
         now, while everything is copied anyway, and not in one of the rounds to come."""
         total, capacity = self.rows + other.rows, max(self.capacity, other.capacity, used)
-        if total > self.slabs[0].shape[1] or capacity > self.capacity:
-            self.resize(capacity, max(total, self.slabs[0].shape[1]))
+        if total > self.buffers[0].shape[1] or capacity > self.capacity:
+            self.resize(capacity, max(total, self.buffers[0].shape[1]))
         self.limit = max(self.limit, other.limit)
-        for mine, theirs in zip(self.slabs, other.slabs, strict=True):
+        for mine, theirs in zip(self.buffers, other.buffers, strict=True):
             mine[:, self.rows : total, :used] = theirs[:, : other.rows, :used]
-        self._hold(self.slabs, total)
+        self._hold(self.buffers, total)
 
 
-def _room(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+def _allocated(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Memory that is writable under any later mode: zeros, for leftovers of others may be NaN, which no mask hides."""
     try:
         with torch.inference_mode(False):

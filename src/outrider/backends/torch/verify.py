@@ -288,7 +288,7 @@ def block(
     for i in range(steps + 1):
         p = _normal(distribution(logits[:, i], i + 1, tokens[:, :i]).double())
         last = gamma == i
-        q = _chain_law(tree, i, v) if i < steps else torch.zeros_like(p)
+        q = _chain_distribution(tree, i, v) if i < steps else torch.zeros_like(p)
         rest = (w * p - q).clamp(min=0)
         s = rest.sum(-1)
         if i > 0:
@@ -309,7 +309,7 @@ def block(
     return TensorVerdict(torch.where(node <= tau[:, None], node, 0), tau + 1, chance.draw(final))
 
 
-def _chain_law(tree: TensorTree, i: int, v: int) -> Float64[Tensor, "b v"]:
+def _chain_distribution(tree: TensorTree, i: int, v: int) -> Float64[Tensor, "b v"]:
     """What node i's only child was drawn from; the point mass on it if no distribution is kept."""
     if tree.q is not None:
         return _normal(tree.q[:, i].double())
