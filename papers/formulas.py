@@ -193,7 +193,7 @@ class Comparison:
 def of_rounds(usages: Sequence[Sequence[Usage]], plain_ms: float, speedup: float) -> Comparison | None:
     """What Theorem 3.8 promised for these acceptances and costs. A tree counts as a chain of its depth.
 
-    usages: [batch of prompts][row and turn]. plain_ms: of plain decoding's round.
+    usages: [turn of a batch of prompts][row]. plain_ms: of plain decoding's round.
     """
     all_of = [u for rows in usages for u in rows]
     rounds, drafted, tested = (sum(getattr(u, k) for u in all_of) for k in ("rounds", "drafted", "tested"))

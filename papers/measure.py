@@ -89,10 +89,10 @@ def fill_in(cell: Cell, analysis: Analysis) -> None:
     sizes = [t.memory for s in table.samples[0] for t in s.turns if t.memory]
     if sizes:
         cell.memory = Memory(*(max(m.get(k, 0) for m in sizes) for k in ("cache", "drafter", "peak")))
-    usages = table.usages()
-    plain = Table.of(bases["plain"], [s.chunk for s in table.samples[0]]).usages()
-    if usages and plain and cell.speedup:
-        cell.theory = formulas.of_rounds(usages, metrics.round_ms(plain).verify, cell.speedup.value)
+    plain = Table.of(bases["plain"], [s.chunk for s in table.samples[0]])
+    if table.usages() and plain.usages() and cell.speedup:
+        verify = metrics.round_ms(plain.turns()).verify
+        cell.theory = formulas.of_rounds(table.turns(), verify, cell.speedup.value)
 
 
 def judge_laws(document: Document, analysis: Analysis, grid: Grid) -> None:
@@ -130,7 +130,8 @@ def pooled(document: Document, analysis: Analysis) -> list[Mean]:
         table = Table([[s for run in runs for s in run] for runs in zip(*(t.samples for t, _ in tables), strict=True)])
         bases = {name: [s for _, b in tables for s in b[name]] for name in ("plain", "stock")}
         fill(mean, {name: f.estimate for name, f in rates(table, bases).items()})
-        fill(mean, metrics.rounds(table.usages()))
+        if usages := table.usages():
+            fill(mean, {**metrics.rounds(usages), "round_ms": metrics.round_ms(table.turns())})
         mean.prompts = sum(len(s.prompts) for s in table.samples[0])
     return collected
 

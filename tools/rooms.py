@@ -51,7 +51,7 @@ ROOMS: dict[str, tuple[str, str]] = {
         "the public face: `load`, `LLM`",
     ),
     "training": (
-        "params files plugins schema prompts names core backends nets budgets engine checkpoints drafters",
+        "params files plugins encoding schema prompts names core backends nets budgets engine checkpoints drafters",
         "objectives, data, and the one training loop",
     ),
     "integrations": (
@@ -63,11 +63,11 @@ ROOMS: dict[str, tuple[str, str]] = {
         "evidence of losslessness; parity with vLLM",
     ),
     "bench": (
-        "params machine files plugins schema prompts names core backends budgets engine drafters llm proofs",
+        "params machine files plugins encoding schema prompts names core backends budgets engine drafters llm proofs",
         "the benchmark: methods by tasks by temperatures by batch sizes",
     ),
     "serve": (
-        "params machine kept names core backends budgets engine drafters llm",
+        "params machine kept encoding names core backends budgets engine drafters llm",
         "an OpenAI-compatible server, and its page",
     ),
     "commands": ("*", "one file = one command"),

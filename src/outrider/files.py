@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
-from .params import InputError
+from .params import InputError, first_line
 
 try:
     import fcntl
@@ -89,11 +89,12 @@ def append(path: str | Path, line: str) -> None:
 
 
 @contextmanager
-def alone(path: str | Path) -> Iterator[None]:
+def alone(path: str | Path, name: object = None) -> Iterator[None]:
     """A block that appends to a file, which no other process does meanwhile (where the system has such locks).
 
     Args:
         path: the file, which may be there or not; folders above it are made. Without a line it is not left behind.
+        name: of what it locks, if that is not the file.
 
     Raises:
         InputError: another process is in such a block, or the file cannot be written.
@@ -107,14 +108,15 @@ def alone(path: str | Path) -> Iterator[None]:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise InputError(f"another run is writing {path}; wait for its end, or name another file") from None
+                raise InputError(f"another run is writing {name or path}; wait for its end, or name another") from None
             except OSError:  # a file system without locks
                 pass
         try:
             yield
         finally:
             if path.exists() and not path.stat().st_size:
-                path.unlink()
+                with suppress(PermissionError):  # Windows removes no open file
+                    path.unlink()
 
 
 @contextmanager
@@ -252,7 +254,7 @@ def clearing(folder: str | Path, *results: str) -> Iterator[None]:
 
 
 def _refused(path: str | Path, error: Exception) -> InputError:
-    reason = getattr(error, "strerror", None) or (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
+    reason = getattr(error, "strerror", None) or first_line(error)
     return InputError(f"{path} cannot be written ({reason.rstrip('.')}); free space, or name another place")
 
 

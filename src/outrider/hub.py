@@ -56,11 +56,10 @@ def folder(name: str, hint: str, patterns: Sequence[str]) -> Path:
     """
     offline_now = not ensure(name, hint)
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     try:
         return Path(snapshot_download(name, allow_patterns=list(patterns), local_files_only=offline_now))
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+    except Exception as error:  # the hub's client, and the library below it, have many types of their own
         raise InputError(f"{name} cannot be fetched from the hub: {first_line(error)}") from None
 
 

@@ -96,7 +96,11 @@ def test_a_strange_file_is_not_appended_to(tmp_path: Path, capsys: pytest.Captur
     assert out.read_text(encoding="utf-8") == '{"text": "mine"}\n'
 
 
-@pytest.mark.parametrize("foreign", ["a note", '{"text": "mine"}', '{"id": 0, "question": "x"}\na note', "one\ntwo"])
+@pytest.mark.parametrize(
+    "foreign",
+    ["a note", '{"text": "mine"}', '{"id": 0, "question": "x"}\na note', "one\ntwo", '{"id": "q1", "text": "mine"}',
+     '{"id": 0}\n{"id": "abc"}', '{"id": 0, "messages": null}'],
+)  # fmt: skip
 def test_a_strange_file_keeps_its_last_line(foreign: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Also without an end of line; a complete answer of ours that an editor took it from is an answer."""
     out = tmp_path / "mine.jsonl"
@@ -115,10 +119,11 @@ def test_answers_to_other_questions_are_not_continued(tmp_path: Path, capsys: py
         "chats": [{"messages": [{"role": "user", "content": word}]} for word in ("one", "two")],
         "others": [{"messages": [{"role": "user", "content": word}]} for word in ("one", "three", "four")],
         "texts": [{"text": "In the winter"}], "other": [{"text": "In the summer"}],
+        "prompts": [{"prompt": "In the winter"}],
     }.items():  # fmt: skip
         files_of[name] = tmp_path / f"{name}.jsonl"
         files_of[name].write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-    for first, second in (("chats", "others"), ("texts", "other")):
+    for first, second in (("chats", "others"), ("texts", "other"), ("prompts", "texts")):
         out = tmp_path / f"{first}-answers.jsonl"
         call = ["data", "generate", "demo", "--out", str(out), "--max-new-tokens", "4"]
         assert main([*call, "--data", str(files_of[first])]) == 0

@@ -101,7 +101,8 @@ def test_the_cache_gives_back_what_it_was_given(tmp_path: Path, half: bool) -> N
 def test_precisions_have_fingerprints_of_their_own() -> None:
     whole, half = (HFTarget(build("llama", dtype)) for dtype in (torch.float32, torch.bfloat16))
     again = HFTarget(half.model.to(torch.float32))  # the same numbers
-    assert len({fingerprint(half), fingerprint(whole), fingerprint(whole, half=True)}) == 3
+    every = {fingerprint(target, autocast) for target in (half, whole) for autocast in (False, True)}
+    assert len(every) == 4
     assert fingerprint(again) != fingerprint(HFTarget(build("llama", torch.bfloat16)))
 
 

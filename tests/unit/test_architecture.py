@@ -215,7 +215,7 @@ EXCEPTIONS = {
     "serve/service.py Service.call": "the fields of a request",
     "training/answering.py answer": "the options of a command",
     "training/generate.py write": "the options of a command",
-    "training/loop.py train": "the one loop",
+    "training/loop.py _train": "the one loop",
     "training/loop.py _evaluate": "what the loop measures",
     "training/objectives/eagle.py EagleObjective.__init__": "the options of an objective",
 }

@@ -9,7 +9,7 @@ prompts, or when the time is over. Answers are shorter if the model is too slow 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import monotonic
@@ -36,6 +36,7 @@ USED = 0.9  # share of the time in which answers may begin; the rest is for the 
 UNTRAINED = ("lookup", "suffix", "lookahead", "suffix + lookup")
 BUDGETS = ("8x3", "16x5")  # also tried for the fastest drafter, if it is a trained one
 Say = Callable[[str, float | None], None]
+Asked = str | Sequence[Mapping[str, str]]
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ class Recommendation:
 
 
 def recommend(
-    model: str | None = None, prompts: Sequence[object] = (), minutes: float = 3.0, *, drafters: Sequence[str] = (),
+    model: str | None = None, prompts: Sequence[Asked] = (), minutes: float = 3.0, *, drafters: Sequence[str] = (),
     tokens: int = 64, dtype: str = "auto", device: str = "auto", compile: bool = True,
     trust_remote_code: bool = False, say: Say = lambda what, left: None,
 ) -> Recommendation:  # fmt: skip
@@ -107,16 +108,13 @@ def recommend(
     return conclude(name, cells, lost, monotonic() - began)
 
 
-def task_of(model: str, prompts: Sequence[object]) -> Task:
+def task_of(model: str, prompts: Sequence[Asked]) -> Task:
     """The prompts as a task."""
     if not prompts:
         names = ("demo/self-dialogue", "demo/gsm8k", "demo/stdlib") if model == "demo" else ("sample",)
         mixed = [p for row in zip(*(load(name).prompts for name in expand(names)), strict=False) for p in row]
         return Task("prompts", tuple(replace(p, id=str(i)) for i, p in enumerate(mixed)))
-    turns = [
-        (p,) if isinstance(p, str) else user_turns(f"prompt {i}", p)  # type: ignore[arg-type]
-        for i, p in enumerate(prompts, 1)
-    ]
+    turns = [(p,) if isinstance(p, str) else user_turns(f"prompt {i}", p) for i, p in enumerate(prompts, 1)]
     raw = all(isinstance(p, str) for p in prompts)
     return Task("prompts", tuple(Prompt(str(i), t) for i, t in enumerate(turns)), raw=raw)
 

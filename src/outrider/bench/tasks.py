@@ -17,7 +17,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from .. import prompts as lines_of
-from ..params import InputError
+from ..params import InputError, first_line
 from ..schema import from_dict
 from .sources import Rows, Source, from_hub
 from .types import Prompt, Task
@@ -172,8 +172,7 @@ def fetch(entry: Entry, folder: Path | None) -> tuple[Source, Rows]:
             except ImportError:
                 why = "the library `datasets`, which reads it from the hub, is not installed"
             except Exception as error:  # the hub's clients have a dozen types of their own
-                line = (str(error).strip() or type(error).__name__).splitlines()[0].partition(". ")[0][:160].rstrip(".")
-                why = f"the hub does not give {source.repo}: {line}"
+                why = f"the hub does not give {source.repo}: {first_line(error).partition('. ')[0]}"
     missing = " or ".join(s.file for s in entry.sources if s.file)
     raise InputError(f"the task {entry.name} needs --data FOLDER with {missing} ({why}); the task sample needs nothing")
 

@@ -22,7 +22,7 @@ EMBEDDINGS = ("model.embed_tokens.weight", "embed_tokens.weight", "transformer.w
 HEADS = ("lm_head.weight", "embed_out.weight")
 SIZES = {  # the names of a size in the configs of families
     "layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
-    "heads": ("num_attention_heads", "n_head", "n_heads", "num_heads"),
+    "heads": ("num_attention_heads", "n_head", "n_heads", "num_heads", "attention_heads"),
     "inner": ("intermediate_size", "n_inner", "ffn_hidden_size", "ffn_dim"),
     "context": ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"),
 }
@@ -30,7 +30,7 @@ SIZES = {  # the names of a size in the configs of families
 
 def size_of(config: Mapping[str, Any], what: str) -> int:
     """A size (a key of SIZES) that a config states; 0 if it does not."""
-    return next((int(config[name]) for name in SIZES[what] if config.get(name)), 0)
+    return next((config[name] for name in SIZES[what] if type(config.get(name)) is int), 0)
 
 
 @dataclass(frozen=True)

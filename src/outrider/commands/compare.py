@@ -99,9 +99,7 @@ def _one(
         if stock is not None:
             stocks.append(_stock(stock, llm, prompt, seed, options, len(texts["drafted"].tokens)))
     a, b = (statistics.median(seconds[k]) for k in ("plain", "drafted"))
-    a *= len(texts["drafted"].tokens) / len(
-        texts["plain"].tokens
-    )  # rules that keep the distribution alone end elsewhere
+    a = _as_long(a, texts["plain"], len(texts["drafted"].tokens))
     row = {
         "equal": texts["plain"].tokens == texts["drafted"].tokens,
         "tokens": len(texts["drafted"].tokens),
@@ -113,6 +111,13 @@ def _one(
     if stocks:
         row["transformers_seconds"] = statistics.median(stocks)
     return row, texts["drafted"]
+
+
+def _as_long(seconds: float, output: Output, tokens: int) -> float:
+    """Seconds of a text of `tokens` tokens at the speed of this one, which took `seconds`: under a rule that keeps the
+    distribution alone, two texts end at different lengths."""
+    prefill = output.usage.prefill_seconds
+    return prefill + (seconds - prefill) * (tokens - 1) / max(1, len(output.tokens) - 1)
 
 
 def _stock(stock: Stock, llm: LLM, prompt: Any, seed: int, options: dict[str, Any], tokens: int) -> float:

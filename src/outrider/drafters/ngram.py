@@ -96,6 +96,7 @@ class NgramDrafter(Drafter):
     n: int = 2
     width: int = 2
     corpus: Counts | None = None  # None: count each row's own text
+    samples: bool = True
 
     def open(self, prompts: Sequence[Sequence[int]], capacity: int) -> NgramDrafting:
         if self.corpus is not None:

@@ -109,7 +109,7 @@ class Guide:
     def sound(self, why: str = "") -> bool:
         """Whether the matcher is still valid. A limit of llguidance, or `why`, breaks it permanently."""
         if self.matcher.is_error():
-            why = str(self.matcher.get_error()).strip().splitlines()[0]
+            why = first_line(ValueError(self.matcher.get_error()))
             why = "no token can follow" if why == "NoExtensionBias" else why
         if why:
             self.broken = f"the grammar or schema failed: {why}"

@@ -73,7 +73,7 @@ class Ours(Strict):
     """How to speculate for this request. None of it changes the text."""
 
     speculate: bool = True
-    drafter: str | None = Field(None, description="One of the loaded drafters; default: the first.")
+    drafter: str | None = Field(None, description="One of the loaded drafters; default: the server's.")
     budget: int | None = Field(None, ge=0, le=1024, description="Maximum tokens drafted per round.")
     rounds: bool = Field(False, description="Send each round's tree and which text was drafted.")
 

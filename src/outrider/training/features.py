@@ -203,7 +203,8 @@ def fingerprint(target: Target, half: bool = False) -> str:
     """A fingerprint of the target: samples of every weight, and its precision."""
     if not isinstance(target, HFTarget):
         return f"{target.mark}-{target.precision}"
-    digest = hashlib.sha256(f"{target.precision} half".encode() if half else target.precision.encode())
+    precision = "" if target.precision == "float32" else target.precision
+    digest = hashlib.sha256(f"{'half' if half else ''}{precision}".encode())
     for name, p in target.model.named_parameters():
         full: Any = p.full_tensor() if isinstance(p, DTensor) else p
         some = full.detach().flatten()[:: max(1, p.numel() // 64)][:64]

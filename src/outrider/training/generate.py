@@ -15,7 +15,7 @@ from ..encoding import has_template
 from ..engine import Engine, Request, Row, generate
 from ..engine.stopping import Stop
 from ..params import Interrupted, Sampling
-from .questions import Asked, Opening, finished, keys
+from .questions import Asked, Opening, finished, mark
 
 WINDOW = 8  # batches whose questions are sorted by length, to reduce padding
 
@@ -59,10 +59,10 @@ def write(
         answer, ends = answer_of(row), row.finish == "eos"  # a truncated answer has no end
         if not isinstance(what, list):
             prompt = text_of(words.open(), ids)
-            return {"id": i, "question": names[i], "prompt": prompt, "completion": answer, "ends": ends}
+            return {"id": i, "question": mark(what), "prompt": prompt, "completion": answer, "ends": ends}
         return {"id": i, "messages": [*what, {"role": "assistant", "content": answer}], "ends": ends}
 
-    words, names = detokenizer(tokenizer), keys([what for _, what in items])
+    words = detokenizer(tokenizer)
     stop = Stop(eos, (), max_new_tokens, words, apart=isinstance(target, SeqTarget))
     engine = Engine.of(target, drafter)
     sampling = Sampling(temperature=temperature)

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -85,8 +86,24 @@ def train(
     """
     out = Path(out)
     _check(target, documents, recipe, shard)
-    _check_folder(out)
-    stock = target if isinstance(target, HFTarget) else None
+    _check_folder(out, recipe)
+    accelerator = Accelerator(cpu=target.device == "cpu")
+    with _alone(out) if accelerator.is_main_process else nullcontext():
+        return _train(target, documents, out, recipe, stop, shard, quiet, accelerator)
+
+
+def _train(
+    target: Target,
+    documents: Sequence[Document],
+    out: Path,
+    recipe: Recipe,
+    stop: int | None,
+    shard: bool,
+    quiet: bool,
+    accelerator: Accelerator,
+) -> Result:
+    """`train` in a folder that no other run writes."""
+    stock, main = target if isinstance(target, HFTarget) else None, accelerator.is_main_process
     saved = checkpoint.read(out / "checkpoint.pt")
     learned, held = split(documents, known=None if saved is None else saved.get("held_out"))
     share = stock is None or stock.family.binding is None
@@ -96,24 +113,12 @@ def train(
     wanted = recipe.over(len(rows.keys)).continuing(out, start, default=not recipe.steps)
     recipe = _vocabulary(wanted.complete(), learned, target)
     recipe = precision(recipe, torch.device(target.device), dtype_of(target))
-    accelerator = Accelerator(cpu=target.device == "cpu")
-    main = accelerator.is_main_process
     if stock is not None:
         stock.model.requires_grad_(False)
 
     print_ = fingerprint(target, bool(recipe.bf16))  # before an objective changes the target
 
-    def fresh() -> Any:
-        torch.manual_seed(recipe.seed)
-        made = objectives.build(recipe.method, target, learned, dict(recipe.options))
-        assert isinstance(made, nn.Module)
-        if recipe.init:
-            if not isinstance(made, objectives.Begun):
-                raise InputError(f"{recipe.method} cannot start from a drafter's weights; leave --init out")
-            made.begin(recipe.init)
-        made = made.double() if dtype_of(target) == torch.float64 else made  # networks are created in float32
-        return made.to(target.device).train()
-
+    fresh = partial(_fresh, target, learned, recipe)
     objective = fresh()
     of = {"target": print_, "rows": digest(rows), "held_out": digest(test)}
     if saved is not None and saved["of"]["target"] != print_:
@@ -138,7 +143,7 @@ def train(
 
     prompts = prompts_of(held, recipe.prompts, recipe.tokens, target.context)
     last = min(recipe.steps, stop or recipe.steps)
-    with _interruptible() as signals, _alone(out, main), files.writing(out), log:
+    with _interruptible() as signals, files.writing(out), log:
         if main:
             recipe.keep(out)
             log.open()
@@ -164,9 +169,22 @@ def train(
                 kept = time.perf_counter()
             if halt:
                 raise Interrupted(f"{out} keeps step {done} of {recipe.steps}, the same command resumes from there")
-    if last == recipe.steps and main and not recipe.cache and not recipe.features:
+    if last == recipe.steps and main and _own_cache(recipe):
         shutil.rmtree(out / CACHE, ignore_errors=True)
     return Result(out / "best", last, loss, best, tau)
+
+
+def _fresh(target: Target, learned: Sequence[Document], recipe: Recipe) -> Any:
+    """The objective before the first step."""
+    torch.manual_seed(recipe.seed)
+    made = objectives.build(recipe.method, target, learned, dict(recipe.options))
+    assert isinstance(made, nn.Module)
+    if recipe.init:
+        if not isinstance(made, objectives.Begun):
+            raise InputError(f"{recipe.method} cannot start from a drafter's weights; leave --init out")
+        made.begin(recipe.init)
+    made = made.double() if dtype_of(target) == torch.float64 else made  # networks are created in float32
+    return made.to(target.device).train()
 
 
 def _chosen(recipe: Recipe, target: Target) -> str:
@@ -260,24 +278,32 @@ def _feature_source(
 
 
 @contextmanager
-def _alone(out: Path, main: bool) -> Iterator[None]:
-    """A block in which the main process alone writes the run's folder."""
-    if not main:
-        yield
-        return
-    with files.clearing(out, "checkpoint.pt", "*.safetensors"), files.alone(out / "lock"):
-        yield
+def _alone(out: Path) -> Iterator[None]:
+    """A block in which no other run writes the folder. A folder that it makes is not left behind empty."""
+    new = [folder for folder in (out, *out.parents) if not folder.exists()]
+    try:
+        with files.alone(out / "lock", out), files.clearing(out, "checkpoint.pt", "*.safetensors"):
+            yield
+    finally:
+        for folder in new:
+            if folder.exists() and not any(folder.iterdir()):
+                folder.rmdir()
 
 
-def _check_folder(out: Path) -> None:
+def _own_cache(recipe: Recipe) -> bool:
+    """May the run keep features in its own folder?"""
+    return not recipe.cache and not recipe.features
+
+
+def _check_folder(out: Path, recipe: Recipe) -> None:
     """Refuse a folder that a SPEC cannot name, or whose contents a run would replace and no run has written."""
     if "?" in str(out) or " + " in str(out):
         raise InputError(f"a drafter in {out} could not be named, because of its '?' or ' + '; give another --out")
-    strange = [name for name in ("best", "last", "log.jsonl") if (out / name).exists()]
-    if (out / CACHE).exists() and not (out / CACHE / TARGET).exists():
+    strange = [] if (out / NAME).exists() else [n for n in ("best", "last", "log.jsonl") if (out / n).exists()]
+    if _own_cache(recipe) and (out / CACHE).exists() and not (out / CACHE / TARGET).exists():
         strange.append(CACHE)
-    if strange and not (out / NAME).exists():
-        raise InputError(f"{out} has a {strange[0]} that no training has written; give another --out")
+    if strange:
+        raise InputError(f"{out / strange[0]} was not written by a training; give another --out")
 
 
 def _check(target: Target, documents: Sequence[Document], recipe: Recipe, shard: bool) -> None:

@@ -19,7 +19,7 @@ from ..prompts import prompt, rows
 
 @dataclass(frozen=True)
 class Opening:
-    """A text that the target goes on from the beginning of."""
+    """A text whose beginning the target continues."""
 
     text: str
 
@@ -54,6 +54,11 @@ def keys(items: Sequence[Asked]) -> list[str]:
     return hashes
 
 
+def mark(asked: Asked) -> str:
+    """A hash of a question and of how it is asked, 16 hexadecimal digits."""
+    return hashlib.sha256(f"{type(asked).__name__} {keys([asked])[0]}".encode()).hexdigest()[:16]
+
+
 def finished(out: Path, kind: type = int) -> dict[Any, dict[str, Any]]:
     """The lines of the answered questions by their ids. A line truncated by an interruption is removed.
 
@@ -73,15 +78,13 @@ def finished(out: Path, kind: type = int) -> dict[Any, dict[str, Any]]:
         if (row := _line(line, kind)) is None:
             raise InputError(f"{out}:{number} was not written by this command; give another --out")
         answers[row["id"]] = row
-    if not rest:
-        return answers
     with files.writing(out):
         if (row := _line(rest, kind)) is not None:  # an editor took its end of line
             files.append(out, "")
             answers[row["id"]] = row
-        elif rest.startswith(b'{"id": ') or b'{"id": '.startswith(rest):
+        elif rest and _cut_off(rest):
             os.truncate(out, out.stat().st_size - len(rest))
-        else:
+        elif rest:
             raise InputError(f"{out}:{len(lines) + 1} was not written by this command; give another --out")
     return answers
 
@@ -90,17 +93,27 @@ def _line(line: bytes, kind: type) -> dict[str, Any] | None:
     """An answer's line, if it is one."""
     try:
         row = json.loads(line)
-        return row if isinstance(row["id"], kind) else None
-    except (ValueError, KeyError, TypeError):
+        whole = isinstance(row["id"], kind) and isinstance(row.get("messages", []), list)
+    except (ValueError, KeyError, TypeError, AttributeError):
         return None
+    return row if whole else None
+
+
+def _cut_off(line: bytes) -> bool:
+    """Is it the beginning of an answer's line?"""
+    begin = b'{"id": '
+    try:
+        json.loads(line)
+    except ValueError:
+        return line.startswith(begin) or begin.startswith(line)
+    return False
 
 
 def same_questions(out: Path, answers: Mapping[int, dict[str, Any]], items: Sequence[Asked]) -> None:
     """Raise InputError where an answer of `out` is that of another question than the one of its number."""
-    names = keys(items)
     for number, row in answers.items():
         if number >= len(items):
             continue
-        asked = row["messages"][:-1] if "messages" in row else items[number]
-        if asked != items[number] or row.get("question", names[number]) != names[number]:
+        asked, chat = items[number], row.get("messages")
+        if (asked if chat is None else chat[:-1]) != asked or row.get("question", mark(asked)) != mark(asked):
             raise InputError(f"{out} answers another question {number + 1} than the data has; give another --out")

@@ -14,13 +14,11 @@ from ...params import InputError
 DRAFT_VOCAB = "outrider_draft_vocab"  # of a draft model's config: token ids, ascending
 
 
-def check_ids(ids: Array, vocab: int) -> Array:
-    """The ids, if they are tokens of a vocabulary of this size, each once; raises InputError."""
+def check_ids(ids: Array, vocab: int, name: str = "d2t (id i + d2t[i])") -> Array:
+    """The ids, if they are tokens of a vocabulary of this size, each once; raises InputError, which says whose they
+    are."""
     if ids.min() < 0 or ids.max() >= vocab or len(np.unique(ids)) < len(ids):
-        raise InputError(
-            "every draft token must have a token id of its own (with d2t: i + d2t[i]); here one has not, or it lies "
-            "outside the vocabulary"
-        )
+        raise InputError(f"the draft tokens of {name} must be different tokens below {vocab}; these are not")
     return ids
 
 
@@ -40,4 +38,4 @@ def ids_in(config: Mapping[str, Any]) -> Array | None:
         return None
     if not isinstance(named, list) or not named or not all(type(i) is int for i in named):
         raise InputError(f"{DRAFT_VOCAB} in a draft model's config is a list of token ids, and this is none")
-    return check_ids(np.array(named), int(config["vocab_size"]))
+    return check_ids(np.array(named), int(config["vocab_size"]), f"{DRAFT_VOCAB} in the model's config")

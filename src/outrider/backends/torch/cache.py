@@ -1,8 +1,8 @@
 """The tree cache: keys and values at explicit slots, committed by gathering.
 
 Node i of row b is written at slot `length_b + i`. Layers of equal width share one buffer [layers, rows, capacity,
-width], so that committing an accepted path, or moving a row, is a few kernels for all layers. Slots at and beyond a row's
-length hold finite leftovers that masks hide.
+width], so that committing an accepted path, or moving a row, is a few kernels for all layers. Slots at and beyond a
+row's length hold finite leftovers that masks hide.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ async function connect() {
     state.model = listed.data[0];
     const drafters = state.model.outrider.drafters;
     $("#model").textContent = `${state.model.id} · ${drafters.join(", ") || "no drafter"}`;
-    $("#drafter").replaceChildren(...drafters.map((name) => new Option(name)));
+    $("#drafter").replaceChildren(new Option("default", ""), ...drafters.map((name) => new Option(name)));
   } catch (error) {
     $("#model").textContent = error.message;
     $("#more").open = true;
