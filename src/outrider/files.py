@@ -120,6 +120,24 @@ def alone(path: str | Path, name: object = None) -> Iterator[None]:
 
 
 @contextmanager
+def alone_in(folder: str | Path) -> Iterator[None]:
+    """A block that fills a folder, which no other process does meanwhile. Folders that it makes are not left empty.
+
+    Raises:
+        InputError: another process is in such a block, or the folder cannot be written.
+    """
+    folder = Path(folder)
+    new = [place for place in (folder, *folder.parents) if not place.exists()]
+    try:
+        with alone(folder / "lock", folder):
+            yield
+    finally:
+        for place in new:
+            if place.exists() and not any(place.iterdir()):
+                place.rmdir()
+
+
+@contextmanager
 def one_at_a_time(path: Path) -> Iterator[None]:
     """A block that processes and threads that name this lock file run one after the other.
 

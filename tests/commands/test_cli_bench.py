@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from transformers.utils.logging import disable_progress_bar
 
+from outrider import files
 from outrider.bench.runner import Group, Runner
 from outrider.cli import main
 
@@ -64,6 +65,15 @@ def test_the_same_command_measures_nothing_twice(run: Path, capsys: pytest.Captu
     report = json.loads(capsys.readouterr().out)
     assert [c["method"] for c in report["cells"]] == [c["method"] for c in old["cells"]]
     assert report["run"]["sessions"] >= 2
+
+
+@pytest.mark.skipif(files.fcntl is None, reason="this system has no such locks")
+def test_a_folder_has_one_run(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = {file.name: file.read_bytes() for file in run.iterdir()}
+    with files.alone_in(run):
+        assert bench(*SMALL, *GRID, "--out", str(run)) == 2
+    assert f"another run is writing {run}; wait for its end" in capsys.readouterr().err
+    assert {file.name: file.read_bytes() for file in run.iterdir()} == before
 
 
 def test_compare(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

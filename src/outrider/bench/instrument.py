@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from time import monotonic
 
+from .. import files
 from ..machine import environment, threads, use_threads
 from ..params import Interrupted
 from . import methods, results
@@ -92,10 +93,12 @@ def run(config: Config, *, models: Models | None = None, peers: Mapping[str, Pee
     Returns the document of results.json. Raises InputError for a wrong configuration, and Interrupted at Ctrl-C; the
     answers so far are kept.
     """
-    grid = Grid.open(config, models, peers)
-    grid.measure()
-    measured, _ = grid.document()
-    results.write(measured, config.out)
+    files.fillable(config.out)
+    with files.alone_in(config.out):
+        grid = Grid.open(config, models, peers)
+        grid.measure()
+        measured, _ = grid.document()
+        results.write(measured, config.out)
     if not grid.complete:
         print("--max-minutes is over; the same command resumes from here.", file=sys.stderr)
     return measured

@@ -279,15 +279,9 @@ def _feature_source(
 
 @contextmanager
 def _alone(out: Path) -> Iterator[None]:
-    """A block in which no other run writes the folder. A folder that it makes is not left behind empty."""
-    new = [folder for folder in (out, *out.parents) if not folder.exists()]
-    try:
-        with files.alone(out / "lock", out), files.clearing(out, "checkpoint.pt", "*.safetensors"):
-            yield
-    finally:
-        for folder in new:
-            if folder.exists() and not any(folder.iterdir()):
-                folder.rmdir()
+    """A block in which no other run writes the folder; after a refusal it is as it was."""
+    with files.alone_in(out), files.clearing(out, "checkpoint.pt", "*.safetensors"):
+        yield
 
 
 def _own_cache(recipe: Recipe) -> bool:
