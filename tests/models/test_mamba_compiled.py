@@ -16,7 +16,7 @@ from grown_world import CASES, PROMPTS, Given, generate, harmless_nan, same
 from transformers import Mamba2Config, Mamba2ForCausalLM
 
 import outrider
-from outrider.backends.native.grow import Mamba
+from outrider.backends.native.mamba import Mamba
 from outrider.backends.torch.tensors import array, tensor
 from outrider.core.protocols import Drafter
 from outrider.core.types import Budget, DraftTree, Rows

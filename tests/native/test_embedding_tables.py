@@ -11,7 +11,7 @@ from quantised_blocks import random_blocks
 
 import outrider
 from outrider.backends.native.files import KINDS, Tensor
-from outrider.backends.native.grow import HydraHead, hydra
+from outrider.backends.native.hydra import HydraHead, hydra
 from outrider.backends.native.library import library
 from outrider.backends.native.model import Parameter
 from outrider.backends.native.weights import Table, rounded

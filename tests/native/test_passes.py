@@ -15,8 +15,9 @@ from small import build, tree_of
 from torch import Tensor
 
 import outrider
-from outrider.backends.native import grow, passes
+from outrider.backends.native import eagle as compiled
 from outrider.backends.native import library as native
+from outrider.backends.native import passes
 from outrider.backends.native.drafts import Pairs
 from outrider.backends.native.target import NativeTarget
 from outrider.backends.native.weights import Table
@@ -211,7 +212,7 @@ def test_a_drafter_steps_as_its_network_does(dtype: torch.dtype) -> None:
     assert code is not None
     weights = {name: array(x) for name, x in net.state_dict().items()}
     own = Table.of(array(table), code)
-    quick = grow.eagle(code, grow.EagleParts(weights, shape, "layers.0.", False, array(head), own, None))
+    quick = compiled.eagle(code, compiled.EagleParts(weights, shape, "layers.0.", False, array(head), own, None))
     assert quick is not None
     features, tokens = torch.randn(2, 5, 64).to(dtype), [[5, 6, 7, 8, 9], [96, 0, 50, 1, 2]]
     pairs = torch.cat([table[torch.tensor(tokens)], features], -1)

@@ -14,7 +14,7 @@ import numpy as np
 
 from ..backends.native.abi import Library
 from ..backends.native.drafts import Pairs, SlotCache
-from ..backends.native.grow import Eagle
+from ..backends.native.eagle import Eagle
 from ..backends.native.library import library
 from ..core.protocols import Drafting, Round, Target
 from ..core.types import Array, Budget, DraftTree, Rows

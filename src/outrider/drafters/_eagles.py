@@ -10,7 +10,7 @@ import numpy as np
 
 from ..backends.native.draft_vocab import ids_of
 from ..backends.native.drafts import Weights
-from ..backends.native.grow import EagleParts, eagle
+from ..backends.native.eagle import EagleParts, eagle
 from ..backends.native.weights import Table
 from ..core.protocols import Drafter, Target
 from ..nets.configs import INPUTS, Eagle3Config, EagleConfig

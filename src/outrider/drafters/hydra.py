@@ -23,7 +23,7 @@ import numpy as np
 
 from ..backends.native.draft_vocab import ids_of
 from ..backends.native.drafts import Weights
-from ..backends.native.grow import Hydra, HydraHead, Prefix, hydra, prefix
+from ..backends.native.hydra import Hydra, HydraHead, Prefix, hydra, prefix
 from ..backends.native.weights import rounded
 from ..core.protocols import Drafter, Drafting, Round, Target
 from ..core.types import Array, Budget, DraftTree, Rows

@@ -23,7 +23,7 @@ from ..backends.native.abi import Library
 from ..backends.native.checkpoint import open_checkpoint
 from ..backends.native.draft_vocab import ids_in
 from ..backends.native.drafts import Shape, Weights
-from ..backends.native.grow import Mamba, MambaSizes, mamba
+from ..backends.native.mamba import Mamba, MambaSizes, mamba
 from ..core.growth import Indices
 from ..core.protocols import Drafter, Drafting, Round, Target
 from ..core.types import Array, Budget, DraftTree, Rows

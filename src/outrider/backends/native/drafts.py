@@ -28,6 +28,7 @@ from .workspace import Workspace
 
 STEP = 32  # what widths are multiples of
 F32 = 0  # its number among GGUF's kinds
+GROWN = "token", "parent", "level", "fed", "chosen"  # arrays of all candidates of a tree that grows layer by layer
 
 
 def float32(values: Array) -> Array:
@@ -179,6 +180,12 @@ class Sizes:
     def both(self, other: Sizes) -> Sizes:
         """Sizes that suffice for either."""
         return Sizes(*(max(getattr(self, f.name), getattr(other, f.name)) for f in fields(self)))
+
+
+def grown(shape: Shape, rows: int, top_k: int) -> Sizes:
+    """The sizes that a tree of this shape needs."""
+    fed = (shape.depth - 1) * shape.width
+    return Sizes(rows, max(1, fed), 1 + top_k * (1 + fed), shape.width)
 
 
 class Caller:

@@ -1,6 +1,6 @@
 """Trees of compiled drafters of one pass: block drafters and Medusa, whose slots have candidates each. A tree is the
 best part of this lattice (`c/abi.h`), as `drafters/_lattice.py` finds it in Python. Nothing is fed again, so a call
-needs other arrays and writes to other workspace than those of `grow.py`.
+needs other arrays and writes to other workspace than those of `eagle.py`.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import numpy as np
 from ...core.types import Array, Budget, DraftTree, Rows
 from .abi import MAX_HEAD_DIM, NULL, Library, Struct, address, ffi, struct
 from .arrays import addresses, integers
+from .draft_layer import LayerSizes, RotaryTables, sizes_of
 from .drafts import STEP, Caller, Holder, Pairs, Request, Shape, Sizes, SlotCache, Weights, listed
-from .grow import LayerSizes, RotaryTables, sizes_of
 from .weights import Table
 
 MULTIPLE = 16  # the pair head's width is filled up by zeros to a multiple of this
