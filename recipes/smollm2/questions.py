@@ -39,9 +39,12 @@ def runs(text: str, size: int) -> set[tuple[str, ...]]:
 
 
 def evaluation(folder: Path) -> set[tuple[str, ...]]:
-    """Runs of words of every turn of every evaluation prompt."""
+    """Runs of words of every turn of every evaluation prompt. Raises SystemExit for a folder without any."""
     result: set[tuple[str, ...]] = set()
-    for path in sorted(folder.glob("*.jsonl")):
+    paths = sorted(folder.glob("*.jsonl"))
+    if not paths:
+        raise SystemExit(f"there are no evaluation prompts in {folder} to keep clear of; name their folder by --eval")
+    for path in paths:
         for line in path.read_text(encoding="utf-8").split("\n"):
             for turn in json.loads(line)["turns"] if line else ():
                 result |= runs(turn, RUN)

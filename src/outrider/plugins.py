@@ -124,7 +124,7 @@ def _source(kind: Kind, name: str) -> ast.Module:
     """A part's source; an empty one where there is none to read."""
     file = _files(kind).get(name)
     if file is None:
-        with suppress(ImportError, ValueError):  # a package that is gone
+        with suppress(Exception):  # a package that is gone, or fails while it is imported
             spec = importlib.util.find_spec(_entry(kind, name).module)
             file = Path(spec.origin) if spec is not None and spec.origin else None
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import inspect
+import pickle
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -202,9 +203,50 @@ def test_a_budget_is_taken_and_engines_stay_out_of_copies(world: World) -> None:
     assert torch.equal(stock, drafted(world.model, budget="3,2"))
     assert ("coupled", "3,2") in world.model.outrider_engines.kept[-1].budgets
     other = copy.deepcopy(world.model)
-    assert other.outrider_engines.target is None, "its engines would be another model's"
+    assert other.outrider_engines == {}, "its engines would be another model's"
     assert torch.equal(stock, drafted(other))
     assert other.outrider_engines.target.model is other
+
+
+def test_a_pickled_model_needs_nothing_of_this_package(world: World) -> None:
+    model = copy.deepcopy(world.model)
+    text = drafted(model)
+    kept = pickle.dumps(model)
+    assert b"outrider." not in kept
+    assert torch.equal(drafted(pickle.loads(kept)), text)
+
+
+def test_a_prompt_that_does_not_fit_is_refused_before_any_is_decoded(world: World) -> None:
+    class Streamer:
+        ended = 0
+
+        def put(self, value: Any) -> None:
+            raise AssertionError("nothing is written")
+
+        def end(self) -> None:
+            self.ended += 1
+
+    long = [5] * world.target.context
+    with pytest.raises(InputError, match="context"):
+        world.model.generate(
+            **padded([PROMPTS[0], long]), max_new_tokens=4, pad_token_id=PAD, batch_size=1,
+            custom_generate=outrider.custom_generate,
+        )  # fmt: skip
+    streamer = Streamer()
+    with pytest.raises(InputError, match="context"):
+        world.model.generate(
+            **padded([long]), max_new_tokens=4, pad_token_id=PAD, stream_to=streamer,
+            custom_generate=outrider.custom_generate,
+        )  # fmt: skip
+
+
+def test_a_model_in_training_stays_evaluated_until_its_last_thread_has_left(world: World) -> None:
+    model = copy.deepcopy(world.model).train()
+    with integration.evaluating(model):
+        with integration.evaluating(model):
+            pass
+        assert not any(module.training for module in model.modules())
+    assert all(module.training for module in model.modules())
 
 
 CASTS = torch.bfloat16, torch.float32, torch.float64, torch.float32, torch.float64

@@ -13,9 +13,15 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 from small import build
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
+from outrider import drafters
+from outrider.backends import choose
 from outrider.backends.torch import load, load_target
 from outrider.backends.torch.validate import validate
+from outrider.engine import Engine, Request, generate
 from outrider.params import InputError
 
 
@@ -78,6 +84,75 @@ def test_code_of_its_own_needs_trust(folder: Path) -> None:
     rewritten(folder / "config.json", model_type="odd", auto_map=remote)
     (folder / "odd.py").write_text("raise RuntimeError('this must never run')")
     refused(folder, "only if you trust its author")
+
+
+OWN_CODE = """
+import transformers
+
+class Mine(transformers.LlamaForCausalLM):
+    def forward(self, *args, **given):
+        made = super().forward(*args, **given)
+        made.logits = -made.logits
+        return made
+"""
+
+
+def test_code_of_its_own_runs_where_it_is_trusted(folder: Path) -> None:
+    """Also of a model whose config native passes know."""
+    config = json.loads((folder / "config.json").read_text())
+    config["auto_map"] = {"AutoModelForCausalLM": "modeling_mine.Mine"}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "modeling_mine.py").write_text(OWN_CODE)
+    PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"a": 0}, unk_token="a"))).save_pretrained(folder)
+    trusted, plain = (choose.load(str(folder), trust_remote_code=trust) for trust in (True, False))
+    assert type(trusted.target.model).__name__ == "Mine"
+    texts = []
+    for target in (trusted.target, plain.target):
+        engine = Engine.of(target, drafters.load("none"))
+        (*_, piece) = generate(engine, [Request([5, 6, 7], 0, 12)])
+        texts.append(piece.row.output)
+    assert texts[0] != texts[1]
+
+
+def test_a_folder_that_is_called_like_a_shipped_model_has_its_own_tokenizer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    build("llama", torch.float32).save_pretrained("demo")
+    words = {"hello": 0, "there": 1}
+    PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel(words, unk_token="hello"))).save_pretrained("demo")
+    made = choose.load(AutoModelForCausalLM.from_pretrained("demo"))
+    assert made.tokenizer.get_vocab() == words
+
+
+def test_a_head_that_is_no_matrix_is_refused() -> None:
+    model = build("llama", torch.float32)
+    model.lm_head = torch.nn.Sequential(model.lm_head)
+    refused(model, "is not a matrix")
+
+
+def test_another_revision_has_its_own_tokenizer(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What names a revision or an access is given to all readers; an unreachable hub is asked by none."""
+    seen: dict[str, dict[str, Any]] = {}
+
+    def reader(name: str) -> Any:
+        def read(where: str, **options: Any) -> None:
+            seen[name] = options
+            raise OSError("enough")
+
+        return read
+
+    for name in ("AutoConfig", "AutoTokenizer"):
+        monkeypatch.setattr(getattr(load, name), "from_pretrained", reader(name))
+    monkeypatch.setattr(load.hub, "ensure", lambda *given: False)
+    for options, wanted in (({"revision": "v2", "token": "t"}, {"revision": "v2", "token": "t"}),
+                            ({"attn_implementation": "sdpa"}, {"local_files_only": True})):  # fmt: skip
+        with pytest.raises(InputError):
+            load_target("org/model", **options)
+        with pytest.raises(InputError):
+            load.load_tokenizer("org/model", False, options)
+        for given in seen.values():
+            assert {name: value for name, value in given.items() if name != "trust_remote_code"} == wanted
 
 
 def test_recurrent_models_are_refused_by_name() -> None:

@@ -13,11 +13,14 @@ import torch
 from bits import opened, text_of, trees_differ
 from compiled_code import needs_code
 from small import build
+from transformers import LlamaForCausalLM
+from transformers.models.llama.modeling_llama import LlamaMLP
 
 import outrider
 from outrider.backends.native import library as native
 from outrider.backends.native import weights
 from outrider.backends.native.weights import rounded
+from outrider.backends.torch import HFTarget
 from outrider.backends.torch.load import target_of
 from outrider.backends.torch.module import ModuleTarget
 from outrider.backends.torch.validate import validate
@@ -194,6 +197,34 @@ def test_a_model_whose_code_is_not_transformers_own_keeps_it(change: Callable[[A
     assert torch.equal(drafted(one), generated(one))
     assert not isinstance(target_of(one), ModuleTarget)
     assert near(target_of(one), one)
+
+
+class HandsOn(LlamaForCausalLM):
+    """A user's own subclass, which does not name what it takes."""
+
+    def forward(self, *args: Any, **given: Any) -> Any:
+        return super().forward(*args, **given)
+
+
+def test_a_subclass_that_hands_everything_on_gets_its_positions() -> None:
+    torch.manual_seed(3)
+    one = HandsOn(model().config).eval()
+    target = target_of(one)
+    assert isinstance(target, HFTarget)
+    assert not target.family.proved, "it may compute something else"
+    assert {"position_ids", "logits_to_keep"} <= target.accepts
+    assert torch.equal(drafted(one), generated(one))
+    assert torch.equal(drafted(one, "none"), generated(one))
+
+
+def test_a_layer_that_is_patched_for_all_models_is_the_users_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a proof of the same configuration is kept, by another process or this one."""
+    one = model()
+    assert isinstance(target_of(one), ModuleTarget)
+    own = LlamaMLP.forward
+    monkeypatch.setattr(LlamaMLP, "forward", lambda self, x: own(self, x) * 0.5)
+    assert torch.equal(drafted(one), generated(one))
+    assert not isinstance(target_of(one), ModuleTarget)
 
 
 def test_a_model_that_is_loaded_in_memory_writes_its_own_text() -> None:

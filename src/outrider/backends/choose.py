@@ -66,7 +66,7 @@ def load(
         device = check_integers(weights, device, dtype, compile)
     ours = device in ("auto", "cpu") and dtype in PRECISIONS and compile is not False
     precision = place.dtype if dtype == "auto" else dtype
-    if ours and not options and (files := readable(place, device, precision)) is not None:
+    if ours and not options and (files := readable(place, device, precision, trust_remote_code)) is not None:
         with ThreadPoolExecutor(1) as beside:  # a vocabulary takes about as long as the weights
             reading = beside.submit(load_tokenizer, files.place)
             target = NativeTarget(files, precision, weights_of(weights, place))
@@ -95,18 +95,22 @@ def check_integers(weights: str, device: str, dtype: str, compile: bool | None) 
     return "cpu"
 
 
-def readable(place: Place, device: str = "auto", dtype: str = "auto") -> Checkpoint | None:
+def readable(place: Place, device: str = "auto", dtype: str = "auto", own_code: bool = False) -> Checkpoint | None:
     """The files of a model that native passes serve on this machine in this precision; None where torch must. A hub id
     is fetched.
 
-    With `device` auto, a machine with a GPU is left to torch, where that is installed.
+    With `device` auto, a machine with a GPU is left to torch, where that is installed; with `own_code`, a model that
+    brings code of its own.
     """
     if not suits() or (device == "auto" and torch_has_gpu()):
         return None
     try:
         folder = Path(place.where) if Path(place.where).exists() else hub.folder(place.where, place.hint, ABOUT)
         if place.gguf is None:
-            describe(read_json(folder / "config.json"))  # before weights are fetched
+            config = read_json(folder / "config.json")
+            if own_code and "auto_map" in config:
+                return None
+            describe(config)  # before weights are fetched
             if not (folder / "tokenizer.json").is_file():
                 return None
             folder = folder if Path(place.where).exists() else hub.folder(place.where, place.hint, (*ABOUT, WEIGHTS))
@@ -160,9 +164,9 @@ def _by_torch(
             "the same bits with drafts as without are promised by native passes alone, which do not serve "
             f"{place or 'this model'} here (docs/exactness.md); leave exact out"
         )
-    origin = torch.name_of(target.model)
-    tokenizer = torch.load_tokenizer(place or origin, trust)
-    name = str(place or origin or type(target.model).__name__)
+    origin = place or torch.origin_of(target.model)
+    tokenizer = torch.load_tokenizer(origin, trust, options)
+    name = str(origin or type(target.model).__name__)
     ends = torch.eos_of(target.model, tokenizer)
     if place is not None and place.gguf:
         ends |= file_ends(tokenizer)

@@ -24,7 +24,7 @@ from transformers.integrations.fsdp import is_fsdp_managed_module
 
 from .. import drafters, names
 from ..backends.torch.carrier import CARRIERS
-from ..backends.torch.load import load_tokenizer, target_of
+from ..backends.torch.load import load_tokenizer, origin_of, target_of
 from ..backends.torch.module import refused
 from ..backends.torch.padding import padded
 from ..backends.torch.tensors import array
@@ -34,7 +34,7 @@ from ..core.noise import GumbelNoise
 from ..core.protocols import Drafter, Target
 from ..core.types import Array, Process
 from ..engine import Engine, generate
-from ..engine.request import Cut, Request, Row
+from ..engine.request import Cut, Request, Row, check_prompt
 from ..params import NOT_FINITE, InputError, Rule, Sampling, check_rule, integer
 
 # Refused fields of GenerationConfig: the value equivalent to None, and why, or what to do instead. All other fields are
@@ -155,15 +155,19 @@ def custom_generate(
             )
             for i, (ids, m) in enumerate(zip(input_ids, mask, strict=True))
         ]
+        for request in requests:
+            check_prompt(request, engine.target)
         rows: dict[int, Row] = {}
         if stream_to is not None:
             stream_to.put(input_ids.cpu())
-        for piece in generate(engine, requests, batch_size):
-            rows[piece.row.index] = piece.row
-            for token in piece.tokens if stream_to is not None else ():
-                stream_to.put(torch.tensor([token]))
-    if stream_to is not None:
-        stream_to.end()
+        try:
+            for piece in generate(engine, requests, batch_size):
+                rows[piece.row.index] = piece.row
+                for token in piece.tokens if stream_to is not None else ():
+                    stream_to.put(torch.tensor([token]))
+        finally:
+            if stream_to is not None:
+                stream_to.end()
     if any(row.finish == "error" for row in rows.values()):
         raise InputError(NOT_FINITE)
     sequences = _pad(input_ids, [rows[i].output for i in range(len(requests))], _pad_id(generation_config))
@@ -174,14 +178,21 @@ def custom_generate(
 
 @contextmanager
 def evaluating(model: Any) -> Iterator[None]:
-    """Without dropout inside, and as it was afterwards, in each of its modules."""
-    training = [module for module in model.modules() if module.training]
-    model.eval()
+    """Without dropout inside, and as it was when the last of its threads has left, in each of its modules."""
+    engines = engines_of(model)
+    with engines.lock:
+        engines.users += 1
+        engines.training += [module for module in model.modules() if module.training]
+        model.eval()
     try:
         yield
     finally:
-        for module in training:
-            module.training = True
+        with engines.lock:
+            engines.users -= 1
+            for module in engines.training if not engines.users else ():
+                module.training = True
+            if not engines.users:
+                engines.training = []
 
 
 def check(model: Any, processors: Any, criteria: Any, config: Any, rule: str) -> None:
@@ -244,9 +255,10 @@ class Engines:
         self.target: Target | None = None
         self.noise: GumbelNoise | None = None
         self.kept: list[Kept] = []  # most recently used last
+        self.users, self.training = 0, list[Any]()  # threads that decode, and the modules that were in training
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Engines, ()
+        return dict, ()  # so that a pickled model can be loaded without this package
 
     def engine(self, model: Any, drafter: str | Sequence[str] | Drafter, rule: Rule, budget: str | Budgeter) -> Engine:
         """The engine for the model's current state."""
@@ -284,8 +296,15 @@ class Engines:
 
 def engine_of(model: Any, drafter: str | Sequence[str] | Drafter, rule: Rule, budget: str | Budgeter) -> Engine:
     """The engine of a model, from its state."""
-    engines: Engines = vars(model).setdefault("outrider_engines", Engines())
-    return engines.engine(model, drafter, rule, budget)
+    return engines_of(model).engine(model, drafter, rule, budget)
+
+
+def engines_of(model: Any) -> Engines:
+    """The state on a model."""
+    there = vars(model).setdefault("outrider_engines", Engines())
+    if not isinstance(there, Engines):  # of a copy or a pickle
+        there = model.outrider_engines = Engines()
+    return there
 
 
 def _form(model: Any) -> tuple[Any, ...]:
@@ -305,7 +324,7 @@ def _weights(model: Any) -> tuple[Any, ...]:
 def _tokenizer(model: Any) -> Any:
     """The tokenizer of the model's folder or hub id, if any: corpora and draft models need it."""
     try:
-        return load_tokenizer(model.config._name_or_path)
+        return load_tokenizer(origin_of(model))
     except InputError:
         return None
 

@@ -28,6 +28,7 @@ from ..core.tree import root_only
 from ..core.types import Budget, DraftTree, Rows
 from ..drafters import _chain
 from ..engine.prefixes import common
+from ..names import Place
 from ..params import InputError, Sampling
 
 KEY = "outrider"
@@ -95,7 +96,7 @@ def tokenizer_of(known: Any) -> Any:
     """The target's tokenizer by vLLM's `ModelConfig`, for drafters with their own; also with `skip_tokenizer_init`, but
     then None if it cannot be loaded."""
     try:
-        return load_tokenizer(known.tokenizer, known.trust_remote_code)
+        return load_tokenizer(Place(known.tokenizer, known.tokenizer), known.trust_remote_code)
     except InputError:
         if not known.skip_tokenizer_init:
             raise

@@ -65,7 +65,7 @@ def library(weights: str, rest: str) -> Library | None:
         return None
     defines = PRECISIONS[weights, rest]
     file = None if sanitizer() else prebuilt(weights, rest)
-    made = _built(defines) if file is None else _opened(str(file))
+    made = (None if file is None else _opened(str(file))) or _built(defines)
     if made is None:
         return None
     code, name = made
@@ -81,7 +81,7 @@ def _opened(file: str) -> tuple[Library, str] | None:
     try:
         return _dlopen(file), Path(file).stem
     except OSError as error:
-        logger.warning("the library of the native passes cannot be opened (%s); models run in torch", error)
+        logger.warning("the library of the native passes cannot be opened (%s)", error)
         return None
 
 

@@ -1,21 +1,36 @@
-"""The name by which a stock forward takes and returns what it keeps: transformers renamed it with 5.24."""
+"""What a stock forward takes; and the name by which it takes and returns its cache, which transformers 5.24 renamed."""
 
 from __future__ import annotations
 
 import inspect
+from functools import lru_cache
 from typing import Any
 
 CARRIERS = "cache", "past_key_values", "cache_params", "state"
 
 
+def accepted(model: Any) -> frozenset[str]:
+    """The names of what a model's forward takes; where it hands on whatever it is given (`**kwargs`), as a wrapper or a
+    subclass may, also what those below it take."""
+    own = getattr(model.forward, "__func__", model.forward)
+    return _accepted((own, *(vars(kind)["forward"] for kind in type(model).__mro__ if "forward" in vars(kind))))
+
+
+@lru_cache(64)
+def _accepted(forwards: tuple[Any, ...]) -> frozenset[str]:
+    names: set[str] = set()
+    for forward in forwards:
+        parameters = inspect.signature(forward).parameters
+        names |= parameters.keys()
+        if all(p.kind is not p.VAR_KEYWORD for p in parameters.values()):
+            break
+    return frozenset(names)
+
+
 def carrier(model: Any) -> str | None:
-    """That name for a model; None where its forward has none of those that are known."""
-    for forward in (model.forward, type(model).forward):  # a forward that somebody wrapped may not tell
-        named = inspect.signature(forward).parameters
-        for name in CARRIERS:
-            if name in named:
-                return name
-    return None
+    """The name of the cache for a model; None where its forward has none of those that are known."""
+    names = accepted(model)
+    return next((name for name in CARRIERS if name in names), None)
 
 
 def carrying(model: Any, cache: Any) -> dict[str, Any]:

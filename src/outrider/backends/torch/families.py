@@ -10,7 +10,7 @@ import inspect
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ...params import InputError
@@ -91,7 +91,10 @@ def of(model: Any) -> Family:
             f"the dynamic RoPE of this {kind} depends on the longest text of a batch, so that a draft would change the "
             "text; set rope_type to default in its config to use it within its original context"
         )
-    return TABLE[kind] if kind in TABLE else guess(model)
+    if kind not in TABLE:
+        return guess(model)
+    ours = type(model).__module__.startswith("transformers.models.")
+    return replace(TABLE[kind], proved=TABLE[kind].proved and ours)  # a subclass may compute something else
 
 
 def rope_types(config: Any) -> dict[str, dict[str, Any]]:

@@ -6,7 +6,6 @@ tree runs on them, a function or attribute of theirs is replaced, and put back a
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from functools import cached_property
@@ -21,7 +20,7 @@ from ...core.tree import chain
 from ...params import InputError
 from . import attention, families
 from .cache import TreeCache
-from .carrier import carrying
+from .carrier import accepted, carrying
 from .padding import padded
 from .session import CHUNK, Pass, TreeSession, out
 from .stock import StockTarget
@@ -42,8 +41,7 @@ class HFTarget(StockTarget):
         super().__init__(model, config, int(config.num_hidden_layers))
         self.context, self.hidden = families.context_of(model, self.family), families.width_of(model)
         self.experts, self.windows = families.experts_of(model), families.windows(config, self.family)
-        forwards = model.forward, type(model).forward  # one that somebody wrapped may not tell what it takes
-        self.accepts = frozenset(name for each in forwards for name in inspect.signature(each).parameters)
+        self.accepts = accepted(model)
 
     @property
     def processes(self) -> int:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import logging
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -27,6 +29,7 @@ from .validate import ensure, ensure_native
 logger = logging.getLogger(__name__)
 HALF = (torch.bfloat16, torch.float16)
 MEMORY = 0.25  # of this machine's, that a model may take to compute in float32 where 16 bits would be slow
+ACCESS = "revision", "token", "cache_dir", "subfolder", "local_files_only", "force_download", "proxies"
 LENIENT = {"ignore_mismatched_sizes": True}  # tensors of another shape are reported, and refused by name here
 
 
@@ -71,6 +74,8 @@ def load_target(
         raise InputError(f"a model is a name, a folder or a transformers model, not {type(model).__name__}")
     if not hasattr(stock, "generate") or stock.get_output_embeddings() is None:
         raise InputError(f"{type(stock).__name__} is not a language model: it has no head to write tokens with")
+    if not isinstance(getattr(stock.get_output_embeddings(), "weight", None), torch.Tensor):
+        raise InputError(f"the head of this {type(stock).__name__} is not a matrix, as a language model's is")
     if stock.config.is_encoder_decoder:
         encoding = SeqTarget(stock)
         if stock is not model:
@@ -129,17 +134,22 @@ def physical_memory() -> int:
         return 0
 
 
-def load_tokenizer(model: str | Path | Place | None, trust_remote_code: bool = False) -> Any:
-    """The model's own tokenizer; None for a model in memory that came from nowhere. Raises InputError without one."""
+def load_tokenizer(
+    model: str | Path | Place | None, trust_remote_code: bool = False, options: Mapping[str, Any] = MappingProxyType({})
+) -> Any:
+    """The model's own tokenizer; None for a model in memory that came from nowhere. Raises InputError without one.
+
+    options: of `from_pretrained`; those that name a revision, an access or a cache are the tokenizer's too.
+    """
     if not model:
         return None
     place = names.find(model)
     if place.gguf:
         return gguf.read_tokenizer(Path(place.where) / place.gguf)
-    hub.ensure(place.where, place.hint)
+    access = _access(place, options)
     try:
-        return AutoTokenizer.from_pretrained(place.where, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        return AutoTokenizer.from_pretrained(place.where, trust_remote_code=trust_remote_code, **access)
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
         reason = _damaged(place.where) or f"{place.name} has no tokenizer to be loaded: {first_line(error)}"
         raise InputError(_hinted(reason, place)) from None
 
@@ -186,9 +196,9 @@ def _read(place: Place, dtype: Any, trust: bool, options: dict[str, Any], proces
     where, name = place.where, place.name
     if Path(where).exists():
         _check_folder(Path(where))
-    hub.ensure(where, place.hint)
+    access = _access(place, options)
     try:
-        config = AutoConfig.from_pretrained(where, trust_remote_code=trust)
+        config = AutoConfig.from_pretrained(where, trust_remote_code=trust, **access)
     except StrictDataclassError as error:
         raise InputError(f"{where}/config.json is damaged: {' '.join(str(error).split())[:200]}") from None
     except Exception as error:  # a wrong field may make its readers raise anything
@@ -207,13 +217,22 @@ def _read(place: Place, dtype: Any, trust: bool, options: dict[str, Any], proces
         sizes.check(config, Path(where), kind)
     try:
         return kind.from_pretrained(
-            where, dtype=dtype, trust_remote_code=trust, output_loading_info=True, **{**LENIENT, **options}
+            where, dtype=dtype, trust_remote_code=trust, output_loading_info=True, **{**LENIENT, **access, **options}
         )
     except Exception as error:
         if out_of_memory(error):
             raise
         reason = _damaged(where) or f"{name} cannot be loaded: {first_line(error)}"
         raise InputError(_hinted(reason, place)) from None
+
+
+def _access(place: Place, options: Mapping[str, Any]) -> dict[str, Any]:
+    """How the files of a model are read: by what of its options concerns that, or after a look whether the hub can be
+    reached, from its cache alone. Raises InputError as `hub.ensure`."""
+    access = {name: options[name] for name in ACCESS if name in options}
+    if not access and not hub.ensure(place.where, place.hint):
+        access["local_files_only"] = True
+    return access
 
 
 def _damaged(where: str) -> str | None:
@@ -256,15 +275,16 @@ def eos_of(model: Any, tokenizer: Any) -> frozenset[int]:
     return frozenset([ends] if isinstance(ends, int) else ends or ())
 
 
-def name_of(model: Any) -> str:
-    """Where a transformers model came from; empty where it was made in memory."""
-    return str(model.config._name_or_path or "")
+def origin_of(model: Any) -> Place | None:
+    """Where a transformers model came from: a folder or a hub id; None where it was made in memory."""
+    name = str(model.config._name_or_path or "")
+    return Place(name, name) if name else None
 
 
 def save_tokenizer(model: Any, folder: str | Path) -> None:
     """Save into `folder` the tokenizer of the place that a model was loaded from; a warning where there is none."""
     try:
-        if (tokenizer := load_tokenizer(name_of(model))) is not None:
+        if (tokenizer := load_tokenizer(origin_of(model))) is not None:
             tokenizer.save_pretrained(folder)
     except InputError as error:
         logger.warning("%s is saved without a tokenizer: %s", folder, error)

@@ -92,7 +92,8 @@ def refused(model: Any) -> str:
         return "its weights are neither all bfloat16 nor all float32"
     for module in model.modules():
         home = f"{type(module).__module__}."
-        if not home.startswith(CODE) or home.startswith(OTHER_CODE) or "forward" in vars(module):
+        patched = "forward" in vars(module) or not f"{type(module).forward.__module__}.".startswith(CODE)
+        if not home.startswith(CODE) or home.startswith(OTHER_CODE) or patched:
             return f"its part {type(module).__name__} is not one of transformers'"
     return "it has hooks" if hooked(model) else ""
 

@@ -43,7 +43,8 @@ class StockTarget(Target):
         seen = hashlib.sha256()
         for name, value in self.model.state_dict().items():
             seen.update(f"{name} {tuple(value.shape)} {value.dtype}".encode())
-            seen.update(value.flatten()[:64].float().cpu().numpy().tobytes())
+            some = value.flatten()[:: max(1, value.numel() // 64)][:64]
+            seen.update(some.float().cpu().numpy().tobytes())
         return seen.hexdigest()
 
     def turn(self) -> AbstractContextManager[None]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import inspect
 import json
 import logging
 from collections.abc import Sequence
@@ -26,7 +27,7 @@ import transformers
 from jaxtyping import Float
 from torch import Tensor
 
-from ... import kept, machine
+from ... import __version__, kept, machine
 from ...core.protocols import Target
 from ...core.tree import chain, from_paths
 from ...core.types import DraftTree
@@ -305,9 +306,22 @@ def _passed(report: Report, proof: Path) -> bool:
     return True
 
 
+def source_of(kind: type) -> str:
+    """The name of a model's class, and the source of one that is not transformers' own."""
+    if kind.__module__.startswith("transformers."):
+        return kind.__qualname__
+    try:
+        return f"{kind.__qualname__} {inspect.getsource(kind)}"
+    except (OSError, TypeError):  # typed into an interpreter
+        return f"{kind.__module__}.{kind.__qualname__}"
+
+
 def _key(target: Target, dtype: torch.dtype) -> str:
     config: dict[str, Any] = target.model.config.to_dict()
     for name in ("_name_or_path", "transformers_version", "dtype"):
         config.pop(name, None)
-    facts = [config, str(dtype), machine.device(target.device), transformers.__version__, torch.__version__]
+    facts = [
+        config, str(dtype), machine.device(target.device), transformers.__version__, torch.__version__, __version__,
+        source_of(type(target.model)),
+    ]  # fmt: skip
     return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:24]
