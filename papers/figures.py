@@ -90,9 +90,9 @@ def quotient(a: Figure, b: Figure) -> Figure:
     if paired(a, b):
         x, y = np.array(a.pairs), np.array(b.pairs)
         drawn = np.random.default_rng(0).integers(0, len(x), (DRAWS, len(x)))
-        ratios = np.sort(_ratio(x[drawn]) / _ratio(y[drawn]))
+        ratios = np.sort(ratio_of(x[drawn]) / ratio_of(y[drawn]))
         low, high = (float(ratios[round(share * (DRAWS - 1))]) for share in (0.025, 0.975))
-        return Figure(float(_ratio(x) / _ratio(y)), low, high)
+        return Figure(float(ratio_of(x) / ratio_of(y)), low, high)
     value = a.value / b.value
     down = math.hypot(1 - a.low / a.value, b.high / b.value - 1)
     up = math.hypot(a.high / a.value - 1, 1 - b.low / b.value)
@@ -104,9 +104,10 @@ def paired(a: Figure, b: Figure) -> bool:
     return bool(a.pairs) and a.run == b.run and len(a.pairs) == len(b.pairs)
 
 
-def _ratio(pairs: Any) -> Any:
+def ratio_of(pairs: Any) -> Any:
     """Tokens over rounds, of [..., n, 2]."""
-    return pairs[..., 0].sum(-1) / pairs[..., 1].sum(-1)
+    counts = np.asarray(pairs)
+    return counts[..., 0].sum(-1) / counts[..., 1].sum(-1)
 
 
 def difference(a: Figure, b: Figure) -> Figure:

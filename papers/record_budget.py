@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 import outrider
-from outrider import drafters
+from outrider import drafters, files
 from outrider.bench import tasks
 from outrider.budgets.budgeter import FixedBudget, Report
 from outrider.core.protocols import Drafter, Drafting, Round
@@ -213,7 +213,11 @@ def compare(file: Path) -> None:
 
 
 def _save(file: Path, about: dict[str, Any], arrays: dict[str, Array]) -> None:
-    np.savez_compressed(file, about=np.array(json.dumps(about)), **arrays)  # type: ignore[arg-type]
+    def save(beside: Path) -> None:
+        with beside.open("wb") as out:  # numpy would append .npz to a name
+            np.savez_compressed(out, about=np.array(json.dumps(about)), **arrays)  # type: ignore[arg-type]
+
+    files.write(file, save)
 
 
 def main() -> None:

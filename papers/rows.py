@@ -19,7 +19,7 @@ from outrider.bench.document import Depth
 
 from . import document as documents
 from .document import Cell, Document, Mean, pooled_bins
-from .figures import ONE, Check, Figure, beside, computed, higher, inverse, open_, true
+from .figures import ONE, Check, Figure, beside, computed, higher, inverse, open_, ratio_of, true
 from .reliability import Bin
 
 HERE = Path(__file__).resolve().parent
@@ -35,6 +35,7 @@ PAPERS = {
 MODELS = ("SmolLM2", "demo")
 PUBLISHED = "1 rejection"  # a training's T = 1 under the papers' rule
 FIELDS = ("where", "target", "method", "task", "metric")  # of a published fact
+STRAY = 0.005  # a share: pairs whose quotient lies further from their figure are of other prompts
 
 
 class Missing(LookupError):
@@ -164,6 +165,8 @@ class Measured:
         parts = {c.task: f.value for c in self._cells(file, row) if (f := getattr(c, of, None))}
         figure = Figure.of(getattr(row, of), parts)
         pairs = self._pairs(file, row.method, t) if of == "tau" else ()
+        if pairs and abs(ratio_of(pairs) - figure.value) > STRAY * figure.value:
+            pairs = ()  # counted over other prompts than the figure was
         return Figure(figure.value, figure.low, figure.high, parts, figure.measured, pairs, file)
 
     def _pairs(self, file: str, method: str, t: float) -> tuple[tuple[float, float], ...]:

@@ -15,6 +15,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from outrider.bench.store import read_samples
+
 from . import rows, studies
 from .measure import Study
 from .measure import run as measure
@@ -124,5 +126,5 @@ def run(paper: str, model: str, quiet: bool, without: tuple[str, ...] = (), **ch
     grid = replace(grid, batch_sizes=(1,)) if quiet else grid
     grid = replace(grid, out=studies.RUNS / name, **{key: value for key, value in changes.items() if value is not None})
     document = measure(grid)
-    lines = (Path(grid.out) / "samples.jsonl").read_text(encoding="utf-8").splitlines()
-    studies.write(name, studies.kept(document, name, studies.by_prompt(lines), timed=quiet))
+    taus = studies.by_prompt(read_samples(Path(grid.out)), document)
+    studies.write(name, studies.kept(document, name, taus, timed=quiet))

@@ -17,7 +17,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from outrider.bench.metrics import looping
 from outrider.bench.results import to_json
+from outrider.bench.store import read_samples
+from outrider.bench.types import PLAIN, Sample
 from outrider.params import InputError
 
 from . import contexts, oracles
@@ -247,15 +250,36 @@ TIMES = ("tokens_per_second", "speedup", "speedup_with_prefill", "over_stock", "
 UNSHOWN = ("faults", "reason", "prompt_tokens", "new_tokens", "label", "peer", "divergences")
 
 
-def by_prompt(lines: Iterable[str]) -> dict[str, dict[str, list[list[int]]]]:
-    """[tokens, rounds] of each batch of prompts by method and temperature, of the lines of a run's samples: for
-    comparisons in pairs."""
+Setting = tuple[str, float, int]  # task, temperature, batch size
+
+
+def by_prompt(samples: Iterable[Sample], document: Document) -> dict[str, dict[str, list[list[int]]]]:
+    """[tokens, rounds] of each batch of prompts by method and temperature, for comparisons in pairs: of the prompts
+    that the figures over all tasks count. Those whose plain text repeats itself are not, nor those of an earlier run
+    that were more.
+
+    Args:
+        samples: of the run's folder.
+        document: its report.
+    """
+    given = document.run.arguments
+    plain = {c.method for c in document.cells if c.spec == PLAIN}
+    limit, loops = given.get("limit"), given.get("keep_loops", False)
+    there = [s for s in samples if limit is None or s.chunk < -(-limit // s.batch)]
+    texts: dict[Setting, dict[int, bool]] = {}  # of plain decoding, by their prompts: does it repeat itself?
+    for one in (s for s in there if s.method in plain):
+        texts.setdefault((one.task, one.temperature, one.batch), {})[one.digest] = not loops and looping(one)
+    calm = {setting: [d for d, repeats in of.items() if not repeats] for setting, of in texts.items()}
+    whole = {t for _, t, _ in texts if not any(of for (_, other, _), of in calm.items() if other == t)}
     collected: dict[str, dict[str, dict[int, list[int]]]] = {}
-    for sample in map(json.loads, lines):
-        usages = [usage for turn in sample["turns"] for usage in turn["usages"]]
-        counts = [sum(u["new_tokens"] - 1 for u in usages), sum(u["rounds"] for u in usages)]
-        mine = collected.setdefault(sample["method"], {}).setdefault(f"{sample['temperature']:g}", {})
-        mine[sample["digest"]] = counts
+    for one in there:
+        setting = (one.task, one.temperature, one.batch)
+        counted = texts.get(setting, {}) if one.temperature in whole else calm.get(setting, ())
+        if one.repeat or one.digest not in counted:
+            continue
+        usages = [usage for turn in one.turns for usage in turn.usages]
+        mine = collected.setdefault(one.method, {}).setdefault(f"{one.temperature:g}", {})
+        mine[one.digest] = [sum(u.new_tokens - 1 for u in usages), sum(u.rounds for u in usages)]
     return {m: {t: [counts[key] for key in sorted(counts)] for t, counts in of.items()} for m, of in collected.items()}
 
 
@@ -321,8 +345,8 @@ def main() -> None:
             document = run(config, **oracles.parts(config) if name == "oracle" else {})
         except InputError as error:
             parser.error(f"{name}: {error}")
-        lines = (RUNS / name / "samples.jsonl").read_text(encoding="utf-8").splitlines() if name in UNTIMED else []
-        write(name, kept(document, name, by_prompt(lines), timed=name not in UNTIMED))
+        taus = by_prompt(read_samples(RUNS / name), document) if name in UNTIMED else {}
+        write(name, kept(document, name, taus, timed=name not in UNTIMED))
 
 
 if __name__ == "__main__":

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from outrider.bench.document import Estimate, RoundTime, RunInfo
 from outrider.bench.tasks import load
+from outrider.bench.types import Sample, Turn
+from outrider.core.types import Usage
 from papers import contexts, oracles, studies
 from papers.document import Cell, Document, Mean, Reliability
 from papers.measure import Study, run
@@ -56,18 +59,33 @@ def test_a_run_beside_other_work_keeps_no_times() -> None:
 
 
 def test_tokens_and_rounds_of_each_prompt() -> None:
-    """Both turns of a prompt count together; prompts stand in the same order for every method."""
+    """Both turns of a prompt count together, and prompts stand in the same order for every method. Those whose plain
+    text repeats itself, and those of a longer run before, are not counted in the figures either."""
 
-    def line(method: str, digest: int, *turns: tuple[int, int]) -> str:
-        usages = [{"usages": [{"new_tokens": n, "rounds": r}]} for n, r in turns]
-        return json.dumps({"method": method, "temperature": 0.0, "digest": digest, "turns": usages})
+    def sample(method: str, digest: int, *turns: tuple[int, int], chunk: int = 0, **more: Any) -> Sample:
+        text = [5] * 60 if digest == 9 else list(range(60))
+        made = [Turn([text], 1.0, 0.1, [Usage(new_tokens=n, rounds=r)]) for n, r in turns]
+        return Sample("t", 0.0, 1, method, chunk, more.get("repeat", 0), 1, digest, [str(digest)], [4], made)
 
-    lines = [line("a", 7, (9, 4), (5, 2)), line("a", 3, (4, 3)), line("b", 3, (4, 1)), line("b", 7, (13, 3))]
-    taus = studies.by_prompt(lines)
-    assert taus == {"a": {"0": [[3, 3], [12, 6]]}, "b": {"0": [[3, 1], [12, 3]]}}
-    cells = [Cell("t", 0.0, 1, "a", "A"), Cell("t", 0.0, 1, "b", spec="lookup")]
-    messages = studies.kept(Document(RunInfo("smollm2"), cells=cells), "smollm2_taus", {**taus, "left out": {}})
-    assert messages["run"]["methods"] == {"A": taus["a"], "lookup": taus["b"]}, "by the names that the report has"
+    samples = [
+        sample(method, digest, *turns, chunk=chunk)
+        for method, of in {
+            "none": {7: [(9, 8), (5, 4)], 3: [(4, 3)], 9: [(9, 8)], 1: [(9, 8)]},
+            "a": {7: [(9, 4), (5, 2)], 3: [(4, 3)], 9: [(90, 1)], 1: [(90, 1)]},
+            "b": {3: [(4, 1)], 7: [(13, 3)], 9: [(90, 1)], 1: [(90, 1)]},
+        }.items()
+        for chunk, (digest, turns) in zip((0, 1, 2, 3), of.items(), strict=True)
+    ]
+    samples.append(sample("a", 7, (900, 1), repeat=1))
+    cells = [Cell("t", 0.0, 1, "none", spec="none"), Cell("t", 0.0, 1, "a", "A"), Cell("t", 0.0, 1, "b", spec="lookup")]
+    document = Document(RunInfo("smollm2", arguments={"limit": 3}), cells=cells)
+    taus = studies.by_prompt(samples, document)
+    assert {m: taus[m] for m in "ab"} == {"a": {"0": [[3, 3], [12, 6]]}, "b": {"0": [[3, 1], [12, 3]]}}
+    messages = studies.kept(document, "smollm2_taus", {**taus, "left out": {}})
+    assert messages["run"]["methods"] == {"none": taus["none"], "A": taus["a"], "lookup": taus["b"]}, "as in the report"
+    assert studies.by_prompt([s for s in samples if s.digest == 9], document)["a"] == {"0": [[89, 1]]}, (
+        "no other is left"
+    )
 
 
 @pytest.fixture
