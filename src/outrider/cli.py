@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from keyword import iskeyword
+from pathlib import Path
 from threading import current_thread, main_thread
 from time import monotonic
 from typing import Annotated, Any
@@ -126,6 +127,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     debug = "--debug" in args[:end] or os.environ.get("OUTRIDER_DEBUG", "0") not in ("", "0")
     args = [a for a in args[:end] if a != "--debug"] + args[end:] or ["--help"]
     quieten()
+    for name in ("stdout", "stderr"):  # closed by the shell
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))
     with listening() as heard:
         try:
             code = app(args, prog_name="outrider", standalone_mode=False)
@@ -183,7 +187,7 @@ def explain(error: BaseException) -> tuple[int, str]:
     message = getattr(error, "format_message", None)
     if message is not None:  # typer's own: an unknown option, a missing value
         where = getattr(getattr(error, "ctx", None), "command_path", "outrider")
-        return 2, f"{message().rstrip('.')} (see {where} --help)"
+        return 2, f"{message().rstrip('.') or 'name a command'} (see {where} --help)"
     if isinstance(error, InputError):
         return 2, str(error)
     if isinstance(error, OSError) and error.errno in UNUSABLE and error.strerror:

@@ -96,6 +96,8 @@ def check_folder(folder: Path) -> None:
         raise InputError(f"{folder} is not a model; name a folder, a {GGUF} file or a hub id")
     if folder.is_dir() and not (folder / "config.json").is_file():
         raise InputError(f"{folder} has no config.json; it is not the folder of a model")
+    if folder.is_dir() and b'"outrider_method"' in (folder / "config.json").read_bytes():
+        raise InputError(f"{folder} is a drafter and no model; name its model, and this folder by --drafter")
 
 
 def _of_file(file: Path, **named: str) -> Place:

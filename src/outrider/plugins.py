@@ -60,6 +60,8 @@ def lacking(drafter: str) -> str:
     """The sentence for an unknown drafter."""
     if "+" in drafter:
         return f"there is no drafter {drafter!r}; a mix has spaces around its +, as in 'lookup + model:DIR'"
+    if (Path(drafter) / "best" / "config.json").is_file():
+        return f"{drafter} is the folder of a training; its drafter is {drafter}/best"
     return f"there is no drafter {drafter!r}; choose one of {', '.join(names('drafters'))}, as in lookup or model:DIR"
 
 

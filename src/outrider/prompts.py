@@ -35,7 +35,9 @@ def rows(path: str | Path, what: str = "prompts file") -> Iterator[tuple[str, An
     if str(path) == "-":
         yield from parse(_name(path), sys.stdin.buffer)
         return
-    if not Path(path).is_file():
+    if Path(path).is_dir():
+        raise InputError(f"{path} is a folder; name a {what} in it")
+    if not Path(path).exists():
         count = f"; a number of prompts is --limit {path}" if str(path).isdecimal() else ""
         raise InputError(f"there is no {what} {path}{count}")
     with Path(path).open("rb") as lines:

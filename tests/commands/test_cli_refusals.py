@@ -20,6 +20,8 @@ REFUSED = {
         "data generate demo --data x --out x --max-new-tokens 0": "must be at least 1",
         "data generate demo --data x --out x --limit 0": "must be at least 1",
         "validate empty": "config.json",
+        "data": "name a command (see outrider data --help)",
+        "generate run/best x": "is a drafter and no model",
     },
     "generate": {
         "": "give a prompt",
@@ -27,6 +29,7 @@ REFUSED = {
         "''": "empty",
         "empty PROMPT": "config.json",
         "FOLDER --prompts none.jsonl": "no prompts file",
+        "FOLDER --prompts empty": "empty is a folder",
         "FOLDER --prompts bad.jsonl": "line 2",
         "FOLDER PROMPT --prompts bad.jsonl": "use one of these",
         f"FOLDER '{'cat ' * 200}'": "context",
@@ -55,6 +58,8 @@ REFUSED = {
         "--chat": "chat template",
         "--stop ''": "stop string",
         "--device moon": "moon",
+        "--threads 100000": "the processors of this machine",
+        "--drafter run": "its drafter is run/best",
         "--dtype float99": "float99",
         "--nonsense": "--nonsense",
     },
@@ -113,6 +118,8 @@ def test_bad_input_is_refused_in_one_sentence(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("empty").mkdir()
+    Path("run/best").mkdir(parents=True)
+    Path("run/best/config.json").write_text('{"outrider_method": "eagle"}', encoding="utf-8")
     Path("good.jsonl").write_text('"the cat"\n', encoding="utf-8")
     Path("bad.jsonl").write_text('"the cat"\n{"prompt": \n', encoding="utf-8")
     names = {"FOLDER": folder, "PROMPT": PROMPT}

@@ -191,7 +191,7 @@ def test_ctrl_c_keeps_a_training(
         interrupts(patch, Log, "step", 2)
         assert main(call) == 130
     said = capsys.readouterr().err.splitlines()[-1]
-    assert said == f"outrider: interrupted; {out} keeps step 2 of 4, the same command resumes from there"
+    assert said == f"outrider: interrupted; {out} keeps step 2 of 4; the same command resumes from there"
     assert main(call) == 0
     assert json.loads(capsys.readouterr().out)["steps"] == 4
 
@@ -208,7 +208,7 @@ def test_ctrl_c_keeps_answers(
     kept = len(out.read_text().splitlines())
     assert 1 <= kept < 3
     more = f"{kept} answer{'s' * (kept > 1)} more"
-    assert said == f"outrider: interrupted; {out} has {more}, the same command resumes from there"
+    assert said == f"outrider: interrupted; {out} has {more}; the same command resumes from there"
 
 
 @pytest.mark.parametrize("file", ["config.json", "model.safetensors", "tokenizer.json"])

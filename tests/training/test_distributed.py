@@ -181,7 +181,7 @@ def test_stopped_and_started_again_is_never_stopped(two: Any) -> None:
 
 
 def test_a_signal_to_one_process_ends_all_after_the_same_step(two: Any) -> None:
-    words = f"{two[0] / 'signal'} keeps step 2 of 6, the same command resumes from there"
+    words = f"{two[0] / 'signal'} keeps step 2 of 6; the same command resumes from there"
     assert [results["signal"] for results in two[1]] == [words, words]
     assert state(two[0] / "signal")["step"] == 2
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -83,6 +84,9 @@ def bench(
     """
     from ..bench.config import Config
 
+    if not peer and find_spec("torch") is None:
+        typer.echo("transformers' own generate is left out: it needs torch (pip install 'outrider[torch]')", err=True)
+        peer = ["none"]
     lists = {
         "drafters": drafter, "tasks": task, "temperatures": temperature, "batch_sizes": batch_size, "peers": peer,
     }  # fmt: skip

@@ -94,8 +94,8 @@ def chat(
     if sys.stdin.isatty() and not as_json:
         typer.secho(f"{llm.name} with {llm.drafter_name}; /help lists the commands, /quit leaves", fg=GREY, err=True)
         converse(talk, typed())
-    else:
-        converse(talk, (line.rstrip("\n") for line in sys.stdin))
+    elif converse(talk, (line.rstrip("\n") for line in sys.stdin)):
+        raise typer.Exit(2)
 
 
 @dataclass(frozen=True)
@@ -221,25 +221,27 @@ class Talk:
         return f"{same}; {made.llm.drafter_name} was {seconds[0] / (seconds[1] or 1):.2f} times as fast"
 
 
-def converse(talk: Talk, lines: Iterator[str]) -> None:
-    """Turn by turn until the input ends. InputErrors are printed, and the conversation continues."""
+def converse(talk: Talk, lines: Iterator[str]) -> int:
+    """Turn by turn until the input ends. InputErrors are printed, and the conversation continues; returns how many."""
     from ..params import InputError, Interrupted
 
-    answers = 0
+    answers = failed = 0
     try:
         for line in lines:
             try:
-                if line.strip() == "/quit":
-                    return
+                if line.split()[:1] == ["/quit"]:
+                    break
                 if line.startswith("/"):
                     typer.secho(talk.command(line.strip()), fg=GREY, err=True)
                 elif line.strip():
                     talk.ask(line)
                     answers += 1
             except InputError as error:
+                failed += 1
                 typer.secho(f"outrider: {error}", fg="red", err=True)
     except KeyboardInterrupt:
         raise Interrupted(f"{answers} answers were written") from None
+    return failed
 
 
 def number(name: str, word: str, kind: Callable[[str], Any]) -> Any:

@@ -242,12 +242,13 @@ def stream(llm: LLM, prompt: str | Messages, seed: int | None, options: dict[str
     text = llm.stream(prompt, seed=seed, **options)
     try:
         for chunk in text.chunks():
-            typer.secho(chunk.drafted, fg=DRAFTED, nl=False)
+            if chunk.drafted:
+                typer.secho(chunk.drafted, fg=DRAFTED, nl=False)
             typer.echo(chunk.own, nl=False)
     except KeyboardInterrupt:
         again = f" with --seed {text.output.seed}" if options["sampling"].temperature > 0 else ""
         count = len(text.output.tokens)
-        raise Interrupted(f"{count} tokens were written, and the same command{again} writes them again") from None
+        raise Interrupted(f"{count} tokens were written; run it again{again} for the same text") from None
     finally:
         typer.echo()
     return text.output

@@ -106,7 +106,7 @@ def write(
             asyncio.run(answer([Server(url) for url in urls], waiting, concurrency, keep, result, done, say))
     except KeyboardInterrupt:
         more = f"{result.answers} answer{'' if result.answers == 1 else 's'} more"
-        raise Interrupted(f"{out} has {more}, the same command resumes from there") from None
+        raise Interrupted(f"{out} has {more}; the same command resumes from there") from None
     return result
 
 

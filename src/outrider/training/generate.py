@@ -89,7 +89,7 @@ def write(
                 done(1)
     except KeyboardInterrupt:
         more = f"{written} answer{'' if written == 1 else 's'} more"
-        raise Interrupted(f"{out} has {more}, the same command resumes from there") from None
+        raise Interrupted(f"{out} has {more}; the same command resumes from there") from None
     return written
 
 

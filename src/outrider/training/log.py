@@ -48,10 +48,11 @@ class Log:
             from rich.console import Console
             from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+            console = Console(stderr=True)
             self.bar = Progress(
                 TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"),
                 TextColumn("{task.fields[note]}"), TimeElapsedColumn(), TimeRemainingColumn(),
-                console=Console(stderr=True),
+                console=console, disable=not console.is_terminal,
             )  # fmt: skip
             self.task = self.bar.add_task("training", total=self.steps, completed=self.start, note="")
             self.bar.start()

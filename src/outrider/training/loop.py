@@ -168,7 +168,7 @@ def _train(
                 state.keep(out, done, loss, best, tau)
                 kept = time.perf_counter()
             if halt:
-                raise Interrupted(f"{out} keeps step {done} of {recipe.steps}, the same command resumes from there")
+                raise Interrupted(f"{out} keeps step {done} of {recipe.steps}; the same command resumes from there")
     if last == recipe.steps and main and _own_cache(recipe):
         shutil.rmtree(out / CACHE, ignore_errors=True)
     return Result(out / "best", last, loss, best, tau)

@@ -117,9 +117,9 @@ class Recipe:
         mine, theirs = to_dict(filled), to_dict(kept)
         other = sorted(k for k in mine.keys() - FREE if mine[k] != theirs[k])
         if other:
+            names = f"{', '.join(other)} differ{'s' * (len(other) == 1)}"
             raise InputError(
-                f"{folder} holds a run of another recipe ({', '.join(other)} differ); give another --out, "
-                "or the same recipe to resume"
+                f"{folder} holds a run of another recipe ({names}); give another --out, or the same recipe to resume"
             )
         if default:
             return replace(filled, steps=max(self.steps, kept.steps))
