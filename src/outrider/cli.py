@@ -129,7 +129,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     quieten()
     for name in ("stdout", "stderr"):  # closed by the shell
         if getattr(sys, name) is None:
-            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 (until the process ends)
     with listening() as heard:
         try:
             code = app(args, prog_name="outrider", standalone_mode=False)
