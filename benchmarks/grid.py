@@ -66,12 +66,12 @@ class Full:
 
 def texts(model: Any, task: str, data: str, count: int) -> list[list[int]]:
     """The first turns of a task's prompts, as tokens."""
-    results = tasks.load(task, data, count)
+    given = tasks.load(task, data, count)
     made = []
-    for prompt in results.prompts:
-        chat = not results.raw and has_template(model.tokenizer)
+    for prompt in given.prompts:
+        chat = not given.raw and has_template(model.tokenizer)
         ids = model.encode([{"role": "user", "content": prompt.turns[0]}] if chat else prompt.turns[0])
-        made.append(tasks.cut(ids, results.cut) if results.cut else ids)
+        made.append(tasks.cut(ids, given.cut) if given.cut else ids)
     return made
 
 

@@ -36,7 +36,7 @@ def ways_of(weights: list[str]) -> dict[str, dict[str, Any]]:
 
 def targets(model: str, ways: dict[str, dict[str, Any]]) -> dict[str, Target]:
     """Each way's own target; those that cannot be had are left out, with a word."""
-    results: dict[str, Target] = {}
+    targets: dict[str, Target] = {}
     for way, how in ways.items():
         try:
             target = load(model, **how).target
@@ -46,8 +46,8 @@ def targets(model: str, ways: dict[str, dict[str, Any]]) -> dict[str, Target]:
         if way.startswith("native") and not isinstance(target, NativeTarget):
             print(f"{way}: this model or machine has no native passes")
             continue
-        results[way] = target
-    return results
+        targets[way] = target
+    return targets
 
 
 def timed(calls: dict[str, Callable[[], object]], repeats: int) -> dict[str, list[float]]:

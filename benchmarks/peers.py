@@ -212,10 +212,10 @@ def measured(run: Run, job: dict[str, Any], kept: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def in_turn(results: list[Run], job: Callable[[Run], dict[str, Any]], out: Path) -> Iterator[list[dict[str, Any]]]:
+def in_turn(planned: list[Run], job: Callable[[Run], dict[str, Any]], out: Path) -> Iterator[list[dict[str, Any]]]:
     """Each run's lines, one run after the other; none of a run that failed, which is said."""
     out.mkdir(parents=True, exist_ok=True)
-    for run in results:
+    for run in planned:
         try:
             rows = measured(run, job(run), out / f"{run.engine}-{run.method}.json")
         except RuntimeError as error:

@@ -29,9 +29,9 @@ from peers import OURS, Run, in_turn
 def runs(given: argparse.Namespace) -> list[Run]:
     """What is measured, in this order."""
     batches = tuple(sorted(set(given.rows)))
-    results = [Run(OURS, method, sys.executable, batches) for method in ("plain", "drafts")]
-    results.append(Run("transformers", "plain", given.transformers or sys.executable, batches))
-    return [*results, Run("vllm", "plain", given.vllm, batches)] if given.vllm else results
+    planned = [Run(OURS, method, sys.executable, batches) for method in ("plain", "drafts")]
+    planned.append(Run("transformers", "plain", given.transformers or sys.executable, batches))
+    return [*planned, Run("vllm", "plain", given.vllm, batches)] if given.vllm else planned
 
 
 def stream(place: names.Place, texts: Sequence[Any], tokens: int) -> list[int]:

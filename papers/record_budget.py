@@ -198,9 +198,9 @@ def write(model: str, eagle: str, folder: Path, out: Path) -> None:
 
 
 def _prompts(llm: LLM, task: str, folder: Path) -> list[list[int]]:
-    results = tasks.load(task, folder, TEXTS)
-    chats = [llm.encode([{"role": "user", "content": prompt.turns[0]}]) for prompt in results.prompts]
-    return [tasks.cut(ids, results.cut) if results.cut else ids for ids in chats]
+    loaded = tasks.load(task, folder, TEXTS)
+    chats = [llm.encode([{"role": "user", "content": prompt.turns[0]}]) for prompt in loaded.prompts]
+    return [tasks.cut(ids, loaded.cut) if loaded.cut else ids for ids in chats]
 
 
 def compare(file: Path) -> None:

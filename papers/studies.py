@@ -263,12 +263,13 @@ def by_prompt(samples: Iterable[Sample], document: Document) -> dict[str, dict[s
         document: its report.
     """
     given = document.run.arguments
-    plain = {c.method for c in document.cells if c.spec == PLAIN}
+    plain = next((c.method for c in document.cells if c.spec == PLAIN), "")
     limit, loops = given.get("limit"), given.get("keep_loops", False)
     there = [s for s in samples if limit is None or s.chunk < -(-limit // s.batch)]
     texts: dict[Setting, dict[int, bool]] = {}  # of plain decoding, by their prompts: does it repeat itself?
-    for one in (s for s in there if s.method in plain):
-        texts.setdefault((one.task, one.temperature, one.batch), {})[one.digest] = not loops and looping(one)
+    for one in (s for s in there if s.method == plain):
+        of = texts.setdefault((one.task, one.temperature, one.batch), {})
+        of[one.digest] = of.get(one.digest, False) or (not loops and looping(one))
     calm = {setting: [d for d, repeats in of.items() if not repeats] for setting, of in texts.items()}
     whole = {t for _, t, _ in texts if not any(of for (_, other, _), of in calm.items() if other == t)}
     collected: dict[str, dict[str, dict[int, list[int]]]] = {}

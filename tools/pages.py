@@ -127,10 +127,10 @@ def options() -> str:
     """The options of every method of `outrider train` with their defaults, and the first paragraph of its `build`."""
     lines = ["| METHOD | options and defaults | they are |", "|---|---|---|"]
     for file in sorted((SOURCE / "training" / "objectives").glob("[!_]*.py")):
-        results = [
+        functions = [
             node for node in ast.parse(file.read_text(encoding="utf-8")).body if isinstance(node, ast.FunctionDef)
         ]
-        build = next(node for node in results if node.name == "build")
+        build = next(node for node in functions if node.name == "build")
         given = build.args.args[-len(build.args.defaults) :]
         pairs = [f"`{a.arg}={default(d)}`" for a, d in zip(given, build.args.defaults, strict=True)]
         says = " ".join((ast.get_docstring(build) or "").split("\n\n")[0].split())
@@ -143,12 +143,12 @@ def default(value: ast.expr) -> str:
     """A default as `--option NAME=VALUE` has it; `configs.NAME[i]` is looked up in `nets/configs.py`."""
     if isinstance(value, ast.Subscript) and isinstance(value.value, ast.Attribute):
         home = SOURCE / "nets" / f"{ast.unparse(value.value.value)}.py"
-        results = ast.literal_eval(constant(home, value.value.attr))[ast.literal_eval(value.slice)]
+        made = ast.literal_eval(constant(home, value.value.attr))[ast.literal_eval(value.slice)]
     else:
-        results = ast.literal_eval(value)
-    if isinstance(results, tuple):
-        return ",".join(map(str, results))
-    return str(results).lower() if isinstance(results, bool) else str(results)
+        made = ast.literal_eval(value)
+    if isinstance(made, tuple):
+        return ",".join(map(str, made))
+    return str(made).lower() if isinstance(made, bool) else str(made)
 
 
 def example(file: str) -> Callable[[], str]:

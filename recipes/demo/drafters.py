@@ -74,9 +74,9 @@ def demo() -> str:
 
 
 def target() -> HFTarget:
-    results = load_target(demo(), dtype="float32")
-    assert isinstance(results, HFTarget)
-    return results
+    target = load_target(demo(), dtype="float32")
+    assert isinstance(target, HFTarget)
+    return target
 
 
 def ship(name: str, work: Path) -> None:

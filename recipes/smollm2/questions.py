@@ -43,7 +43,7 @@ def evaluation(folder: Path) -> set[tuple[str, ...]]:
     result: set[tuple[str, ...]] = set()
     paths = sorted(folder.glob("*.jsonl"))
     if not paths:
-        raise SystemExit(f"there are no evaluation prompts in {folder} to keep clear of; name their folder by --eval")
+        raise SystemExit(f"there are no evaluation prompts in {folder} to keep clear of; name their folder with --eval")
     for path in paths:
         for line in path.read_text(encoding="utf-8").split("\n"):
             for turn in json.loads(line)["turns"] if line else ():
@@ -189,8 +189,8 @@ def own(answered: Path, openings: Callable[[int], list[str]] = openings, turn: s
 
     Args:
         answered: how the model went on from these openings.
-        openings: as many of them as it is asked for.
-        turn: with which each of them begins.
+        openings: returns the first n of them.
+        turn: what each of them begins with.
     """
     if not answered.exists():
         return

@@ -127,9 +127,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     debug = "--debug" in args[:end] or os.environ.get("OUTRIDER_DEBUG", "0") not in ("", "0")
     args = [a for a in args[:end] if a != "--debug"] + args[end:] or ["--help"]
     quieten()
-    for name in ("stdout", "stderr"):  # closed by the shell
-        if getattr(sys, name) is None:
-            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 (until the process ends)
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # closed by the shell
+            setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115 (until the process ends)
     with listening() as heard:
         try:
             code = app(args, prog_name="outrider", standalone_mode=False)

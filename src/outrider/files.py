@@ -108,7 +108,9 @@ def alone(path: str | Path, name: object = None) -> Iterator[None]:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise InputError(f"another run is writing {name or path}; wait for its end, or name another") from None
+                raise InputError(
+                    f"another run is writing {name or path}; wait until it ends, or name another"
+                ) from None
             except OSError:  # a file system without locks
                 pass
         try:
@@ -133,7 +135,7 @@ def alone_in(folder: str | Path) -> Iterator[None]:
             yield
     finally:
         for place in new:
-            if place.exists() and not any(place.iterdir()):
+            with suppress(OSError):  # not empty, or gone
                 place.rmdir()
 
 

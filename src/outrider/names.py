@@ -97,7 +97,7 @@ def check_folder(folder: Path) -> None:
     if folder.is_dir() and not (folder / "config.json").is_file():
         raise InputError(f"{folder} has no config.json; it is not the folder of a model")
     if folder.is_dir() and b'"outrider_method"' in (folder / "config.json").read_bytes():
-        raise InputError(f"{folder} is a drafter and no model; name its model, and this folder by --drafter")
+        raise InputError(f"{folder} is a drafter, not a model; name its model, and give this folder to --drafter")
 
 
 def _of_file(file: Path, **named: str) -> Place:

@@ -39,6 +39,13 @@ def test_help_names_every_command(run: Run) -> None:
         assert all(f"─ {group} ─" in shown.out for group in cli.GROUPS)
 
 
+def test_a_group_alone_shows_its_commands(run: Run) -> None:
+    shown = run("data")
+    assert shown.code == 2
+    assert "generate" in shown.out
+    assert shown.err == "outrider: name a command (see outrider data --help)\n"
+
+
 def test_info_shows_where_a_model_lies(run: Run, tmp_path: Path) -> None:
     result = json.loads(run("info", "demo", "--json").out)
     assert (Path(result["where"]) / "config.json").is_file()

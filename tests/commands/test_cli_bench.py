@@ -72,7 +72,7 @@ def test_a_folder_has_one_run(run: Path, capsys: pytest.CaptureFixture[str]) -> 
     before = {file.name: file.read_bytes() for file in run.iterdir()}
     with files.alone_in(run):
         assert bench(*SMALL, *GRID, "--out", str(run)) == 2
-    assert f"another run is writing {run}; wait for its end" in capsys.readouterr().err
+    assert f"another run is writing {run}; wait until it ends" in capsys.readouterr().err
     assert {file.name: file.read_bytes() for file in run.iterdir()} == before
 
 

@@ -24,7 +24,8 @@ from outrider.budgets.bandit import BanditBudget
 from outrider.budgets.budgeter import Report
 from outrider.commands import compare
 from outrider.commands.generate import unescape
-from outrider.core.types import Budget, Rows
+from outrider.core.types import Budget, Rows, Usage
+from outrider.engine.request import Output
 from outrider.names import is_model
 from papers import command
 from papers.theory import theory
@@ -322,6 +323,15 @@ def test_compare_exits_1_where_texts_differ(run: Run, folder: str, monkeypatch: 
     assert shown.code == 1
     assert len(json.loads(shown.out)["outputs"]) == 1
     assert "differs from plain decoding: please report this" in shown.err
+
+
+def test_seconds_are_scaled_by_decoding_alone() -> None:
+    def of(tokens: int) -> Output:
+        return Output(0, "", [5] * tokens, "length", 0, Usage(prefill_seconds=1.0))
+
+    assert compare._as_long(11.0, of(11), 21) == 21.0
+    assert compare._as_long(11.0, of(11), 11) == 11.0
+    assert compare._as_long(1.5, of(1), 21) == 1.5, "a text of one token has no speed"
 
 
 def test_texts_of_other_lengths_are_compared_by_the_token(

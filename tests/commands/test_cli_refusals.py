@@ -20,8 +20,7 @@ REFUSED = {
         "data generate demo --data x --out x --max-new-tokens 0": "must be at least 1",
         "data generate demo --data x --out x --limit 0": "must be at least 1",
         "validate empty": "config.json",
-        "data": "name a command (see outrider data --help)",
-        "generate run/best x": "is a drafter and no model",
+        "generate run/best x": "is a drafter, not a model",
     },
     "generate": {
         "": "give a prompt",
@@ -58,7 +57,7 @@ REFUSED = {
         "--chat": "chat template",
         "--stop ''": "stop string",
         "--device moon": "moon",
-        "--threads 100000": "the processors of this machine",
+        "--threads 100000": "the number of processors of this machine",
         "--drafter run": "its drafter is run/best",
         "--dtype float99": "float99",
         "--nonsense": "--nonsense",

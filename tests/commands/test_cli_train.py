@@ -157,7 +157,7 @@ def test_a_file_has_one_writer(tmp_path: Path, capsys: pytest.CaptureFixture[str
     call = ["data", "generate", "demo", "--data", str(QUESTIONS), "--out", str(out), "--limit", "1"]
     with files.alone(out):
         assert main(call) == 2
-    assert f"another run is writing {out}; wait for its end" in capsys.readouterr().err
+    assert f"another run is writing {out}; wait until it ends" in capsys.readouterr().err
     assert not out.exists(), "a file without a line is not left behind"
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from gguf_files import write
 from safetensors.torch import load_file, save_file
 from small import build
 from tokenizers import Tokenizer
@@ -20,7 +21,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from outrider import drafters
 from outrider.backends import choose
 from outrider.backends.torch import load, load_target
-from outrider.backends.torch.validate import validate
+from outrider.backends.torch.validate import own_code, validate
 from outrider.engine import Engine, Request, generate
 from outrider.params import InputError
 
@@ -123,6 +124,26 @@ def test_a_folder_that_is_called_like_a_shipped_model_has_its_own_tokenizer(
     PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel(words, unk_token="hello"))).save_pretrained("demo")
     made = choose.load(AutoModelForCausalLM.from_pretrained("demo"))
     assert made.tokenizer.get_vocab() == words
+
+
+def test_a_model_of_a_gguf_file_in_memory_has_the_files_tokenizer(tmp_path: Path) -> None:
+    file = write(tmp_path / "m.gguf", build("llama", vocab_size=128), "F32")
+    stock, _ = load.gguf.read(file, torch.float32)
+    tokenizer = load.load_tokenizer(load.origin_of(stock))
+    assert tokenizer.get_vocab() == load.load_tokenizer(str(file)).get_vocab()
+
+
+def test_a_proof_is_of_the_code_that_runs() -> None:
+    """Also where the code is a class below the model's own, and made anew for a class without a source."""
+    model = build("llama", torch.float32)
+    assert own_code(model) == []
+    spaces: list[dict[str, Any]] = [{"torch": torch}, {"torch": torch}]
+    seen = []
+    for space in spaces:
+        exec("class Own(torch.nn.Linear):\n    pass", space)
+        model.lm_head.__class__ = space["Own"]
+        seen.append(own_code(model))
+    assert seen[0] != seen[1]
 
 
 def test_a_head_that_is_no_matrix_is_refused() -> None:

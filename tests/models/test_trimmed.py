@@ -171,7 +171,7 @@ def test_a_wrong_draft_vocabulary_is_refused(target: HFTarget, tmp_path: Path) -
     assert objectives.build("eagle", target, documents(FEW), {"draft_vocab": VOCAB}).net.ids() is None  # type: ignore[attr-defined]
     made = objective(target, "eagle")
     made.net.d2t[3] = made.net.d2t[2] - 1  # two draft tokens for one token
-    with pytest.raises(InputError, match="must be different tokens"):
+    with pytest.raises(InputError, match="must be distinct token ids"):
         loaded(target, made, tmp_path / "d")
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+import weakref
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -21,6 +23,7 @@ from outrider.backends.native import library as native
 from outrider.backends.native import weights
 from outrider.backends.native.weights import rounded
 from outrider.backends.torch import HFTarget
+from outrider.backends.torch.carrier import accepted
 from outrider.backends.torch.load import target_of
 from outrider.backends.torch.module import ModuleTarget
 from outrider.backends.torch.validate import validate
@@ -215,6 +218,16 @@ def test_a_subclass_that_hands_everything_on_gets_its_positions() -> None:
     assert {"position_ids", "logits_to_keep"} <= target.accepts
     assert torch.equal(drafted(one), generated(one))
     assert torch.equal(drafted(one, "none"), generated(one))
+
+
+def test_a_model_whose_forward_is_wrapped_is_not_kept_alive() -> None:
+    one = model()
+    one.forward = partial(lambda own, **given: own(**given), one.forward)
+    assert {"position_ids", "logits_to_keep"} <= accepted(one)
+    there = weakref.ref(one)
+    del one
+    gc.collect()
+    assert there() is None
 
 
 def test_a_layer_that_is_patched_for_all_models_is_the_users_code(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -157,7 +157,7 @@ def test_a_draft_vocabulary_stays_with_its_folder(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="learned to draft 40 of its tokens"):
         drafters.load(f"model:{tmp_path}?vocab=text", of)
     config = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
-    for wrong, sentence in (([1, 1], "must be different tokens"), (["a"], "a list of token ids")):
+    for wrong, sentence in (([1, 1], "must be distinct token ids"), (["a"], "a list of token ids")):
         (tmp_path / "config.json").write_text(json.dumps({**config, "outrider_draft_vocab": wrong}), encoding="utf-8")
         with pytest.raises(InputError, match=sentence):
             drafters.load(f"model:{tmp_path}", of)

@@ -275,7 +275,7 @@ def sentence(model: str, first: Candidate | None, best: Candidate | None, sure: 
         near = f"; the best of them, {first.title}, is at {first.speedup.text()}" if first and first.speedup else ""
         why = f"no drafter is faster beyond chance{near}"
         if first and first.speedup and first.speedup.low is None:
-            why += "; one prompt shows no chance, so give more"
+            why += "; a single prompt gives no interval, so give more"
         return f"Plain decoding ({rate}) is the fastest for {model} on this machine: {why}."
     fast = f"{best.speedup.text()} times as fast as plain decoding ({rate})"
     close = "" if sure else "; others are as good within the intervals"

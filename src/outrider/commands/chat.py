@@ -159,7 +159,8 @@ class Talk:
         try:
             for chunk in stream.chunks():
                 if not self.as_json:
-                    typer.secho(chunk.drafted, fg=DRAFTED, nl=False)
+                    if chunk.drafted:
+                        typer.secho(chunk.drafted, fg=DRAFTED, nl=False)
                     typer.echo(chunk.own, nl=False)
         except KeyboardInterrupt:
             if not sys.stdin.isatty():
@@ -222,7 +223,7 @@ class Talk:
 
 
 def converse(talk: Talk, lines: Iterator[str]) -> int:
-    """Turn by turn until the input ends. InputErrors are printed, and the conversation continues; returns how many."""
+    """Turn by turn until the input ends. It goes on after InputErrors, which are printed; returns their number."""
     from ..params import InputError, Interrupted
 
     answers = failed = 0

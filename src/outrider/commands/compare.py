@@ -116,8 +116,10 @@ def _one(
 def _as_long(seconds: float, output: Output, tokens: int) -> float:
     """Seconds of a text of `tokens` tokens at the speed of this one, which took `seconds`: under a rule that keeps the
     distribution alone, two texts end at different lengths."""
-    prefill = output.usage.prefill_seconds
-    return prefill + (seconds - prefill) * (tokens - 1) / max(1, len(output.tokens) - 1)
+    written, prefill = len(output.tokens), output.usage.prefill_seconds
+    if tokens == written or written < 2:  # a text of one token has no speed
+        return seconds
+    return prefill + (seconds - prefill) * (tokens - 1) / (written - 1)
 
 
 def _stock(stock: Stock, llm: LLM, prompt: Any, seed: int, options: dict[str, Any], tokens: int) -> float:

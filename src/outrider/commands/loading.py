@@ -42,7 +42,7 @@ def load(
     if threads is not None and threads < 1:
         raise InputError(f"--threads must be at least 1, not {threads}")
     if threads is not None and threads > (cores := os.cpu_count() or threads):
-        raise InputError(f"--threads must be at most {cores}, the processors of this machine, not {threads}")
+        raise InputError(f"--threads must be at most {cores}, the number of processors of this machine, not {threads}")
     for spec in drafter or ():
         check_drafter(spec)
     place = located(model, weights)

@@ -128,7 +128,8 @@ def load(
     from ..params import InputError
     from ..training import data as text
 
-    if not stock and dtype in choose.PRECISIONS and choose.readable(place, device, dtype) is not None:
+    native = not stock and dtype in choose.PRECISIONS
+    if native and choose.readable(place, device, dtype, trust_remote_code) is not None:
         loaded = choose.load(place, dtype=dtype, device=device, weights="full")
         return loaded.target, list(text.read(data, loaded.tokenizer))
     tokenizer = torch.load_tokenizer(place, trust_remote_code)

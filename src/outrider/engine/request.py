@@ -167,7 +167,7 @@ def spread_seeds(seed: Any, prompts: int, n: Any) -> list[list[int]]:
     integer("n", n, most=MOST_SAMPLES)
     given = [seed] * prompts if seed is None or not isinstance(seed, Sequence) or isinstance(seed, str) else seed
     if len(given) != prompts:
-        raise InputError(f"give one seed, or one per prompt: prompts: {prompts}, seeds: {len(given)}")
+        raise InputError(f"give one seed, or one per prompt (prompts: {prompts}, seeds: {len(given)})")
     first = [secrets.randbits(63) if s is None else integer("seed", s, None) for s in given]
     return [[s + j for j in range(n)] for s in first]
 

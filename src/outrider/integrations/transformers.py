@@ -178,7 +178,7 @@ def custom_generate(
 
 @contextmanager
 def evaluating(model: Any) -> Iterator[None]:
-    """Without dropout inside, and as it was when the last of its threads has left, in each of its modules."""
+    """Without dropout inside, and put back as it was, in each of its modules, once the last thread has left."""
     engines = engines_of(model)
     with engines.lock:
         engines.users += 1

@@ -21,14 +21,13 @@ import numpy as np
 import torch
 
 from .. import drafters
-from ..backends.torch import load_tokenizer
+from ..backends.torch.load import load_tokenizer, place_of
 from ..core.noise import GumbelNoise
 from ..core.protocols import Drafter, Drafting, Round, Session, Target, TargetOutput
 from ..core.tree import root_only
 from ..core.types import Budget, DraftTree, Rows
 from ..drafters import _chain
 from ..engine.prefixes import common
-from ..names import Place
 from ..params import InputError, Sampling
 
 KEY = "outrider"
@@ -96,7 +95,7 @@ def tokenizer_of(known: Any) -> Any:
     """The target's tokenizer by vLLM's `ModelConfig`, for drafters with their own; also with `skip_tokenizer_init`, but
     then None if it cannot be loaded."""
     try:
-        return load_tokenizer(Place(known.tokenizer, known.tokenizer), known.trust_remote_code)
+        return load_tokenizer(place_of(known.tokenizer), known.trust_remote_code)
     except InputError:
         if not known.skip_tokenizer_init:
             raise

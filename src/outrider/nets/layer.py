@@ -182,7 +182,7 @@ class Layer(nn.Module):
         attention: Attend | None = None,
     ) -> Float[Tensor, "b m hidden"]:
         """`mask` is added to the scores; None: plainly causal, or one query that sees everything. `store` decides where
-        keys and values go and what is attended to (None: themselves). `rotary`: rotations looked up before.
+        keys and values go and what is attended to (None: themselves). `rotary`: rotations that were looked up already.
         `attention` replaces attention as a whole, where a training pass attends to what no mask can say cheaply."""
         shape = self.shape
         made = self._project(x)

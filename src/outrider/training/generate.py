@@ -59,7 +59,7 @@ def write(
         answer, ends = answer_of(row), row.finish == "eos"  # a truncated answer has no end
         if not isinstance(what, list):
             prompt = text_of(words.open(), ids)
-            return {"id": i, "question": mark(what), "prompt": prompt, "completion": answer, "ends": ends}
+            return {"id": i, "asked": mark(what), "prompt": prompt, "completion": answer, "ends": ends}
         return {"id": i, "messages": [*what, {"role": "assistant", "content": answer}], "ends": ends}
 
     words = detokenizer(tokenizer)

@@ -294,7 +294,8 @@ def _check_folder(out: Path, recipe: Recipe) -> None:
     if "?" in str(out) or " + " in str(out):
         raise InputError(f"a drafter in {out} could not be named, because of its '?' or ' + '; give another --out")
     strange = [] if (out / NAME).exists() else [n for n in ("best", "last", "log.jsonl") if (out / n).exists()]
-    if _own_cache(recipe) and (out / CACHE).exists() and not (out / CACHE / TARGET).exists():
+    cache = out / CACHE
+    if _own_cache(recipe) and cache.exists() and not (cache / TARGET).exists() and any(cache.iterdir()):
         strange.append(CACHE)
     if strange:
         raise InputError(f"{out / strange[0]} was not written by a training; give another --out")

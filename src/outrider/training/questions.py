@@ -30,9 +30,7 @@ Asked = str | Opening | list[dict[str, str]]
 def questions(paths: Sequence[str | Path]) -> Iterator[tuple[str, Asked]]:
     """(position, question) of each line: messages up to the first answer, a prompt, or a text for its opening."""
     for path in map(Path, paths):
-        if not path.is_file():
-            raise InputError(f"there is no file {path}; give JSONL with prompts")
-        for where, row in rows(path):
+        for where, row in rows(path, "file"):
             asked: Asked = prompt(where, row)
             if isinstance(asked, list):
                 asked = list(takewhile(lambda m: m["role"] != "assistant", asked))
@@ -115,5 +113,5 @@ def same_questions(out: Path, answers: Mapping[int, dict[str, Any]], items: Sequ
         if number >= len(items):
             continue
         asked, chat = items[number], row.get("messages")
-        if (asked if chat is None else chat[:-1]) != asked or row.get("question", mark(asked)) != mark(asked):
+        if (asked if chat is None else chat[:-1]) != asked or row.get("asked", mark(asked)) != mark(asked):
             raise InputError(f"{out} answers another question {number + 1} than the data has; give another --out")

@@ -18,7 +18,7 @@ def check_ids(ids: Array, vocab: int, name: str = "d2t (id i + d2t[i])") -> Arra
     """The ids, if they are tokens of a vocabulary of this size, each once; raises InputError, which says whose they
     are."""
     if ids.min() < 0 or ids.max() >= vocab or len(np.unique(ids)) < len(ids):
-        raise InputError(f"the draft tokens of {name} must be different tokens below {vocab}; these are not")
+        raise InputError(f"the draft tokens of {name} must be distinct token ids below {vocab}, and they are not")
     return ids
 
 

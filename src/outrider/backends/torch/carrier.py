@@ -12,19 +12,28 @@ CARRIERS = "cache", "past_key_values", "cache_params", "state"
 def accepted(model: Any) -> frozenset[str]:
     """The names of what a model's forward takes; where it hands on whatever it is given (`**kwargs`), as a wrapper or a
     subclass may, also what those below it take."""
-    own = getattr(model.forward, "__func__", model.forward)
-    return _accepted((own, *(vars(kind)["forward"] for kind in type(model).__mro__ if "forward" in vars(kind))))
+    kind: Any = type(model)
+    if "forward" not in vars(model):
+        return _accepted(kind)
+    names, hands_on = _names(model.forward)  # patched; not kept, since it may hold the model
+    return names | _accepted(kind) if hands_on else names
 
 
 @lru_cache(64)
-def _accepted(forwards: tuple[Any, ...]) -> frozenset[str]:
-    names: set[str] = set()
-    for forward in forwards:
-        parameters = inspect.signature(forward).parameters
-        names |= parameters.keys()
-        if all(p.kind is not p.VAR_KEYWORD for p in parameters.values()):
+def _accepted(kind: Any) -> frozenset[str]:
+    made: frozenset[str] = frozenset()
+    for forward in (vars(one)["forward"] for one in kind.__mro__ if "forward" in vars(one)):
+        names, hands_on = _names(forward)
+        made |= names
+        if not hands_on:
             break
-    return frozenset(names)
+    return made
+
+
+def _names(forward: Any) -> tuple[frozenset[str], bool]:
+    """The names of what it takes, and whether it hands on what else it is given."""
+    parameters = inspect.signature(forward).parameters
+    return frozenset(parameters), any(p.kind is p.VAR_KEYWORD for p in parameters.values())
 
 
 def carrier(model: Any) -> str | None:

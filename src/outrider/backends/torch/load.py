@@ -277,7 +277,13 @@ def eos_of(model: Any, tokenizer: Any) -> frozenset[int]:
 
 def origin_of(model: Any) -> Place | None:
     """Where a transformers model came from: a folder or a hub id; None where it was made in memory."""
-    name = str(model.config._name_or_path or "")
+    return place_of(str(model.config._name_or_path or ""))
+
+
+def place_of(name: str) -> Place | None:
+    """The place that transformers names so: a .gguf file, a folder or a hub id, and nothing that ships."""
+    if name.lower().endswith(names.GGUF):
+        return names.find(name)
     return Place(name, name) if name else None
 
 

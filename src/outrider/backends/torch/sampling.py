@@ -101,7 +101,7 @@ def penalise(
     if not any(s.penalised or s.logit_bias for s in samplings):
         return x
     tails = [[]] * len(x) if path is None else path.tolist()
-    rows: list[int] = []  # the entries that change, of all rows after one another
+    rows: list[int] = []  # the entries that change, of all rows, one row after another
     ids: list[int] = []
     counts: list[int] = []  # in output and path
     factors: list[float] = []

@@ -16,6 +16,7 @@ import hashlib
 import inspect
 import json
 import logging
+import secrets
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -306,14 +307,18 @@ def _passed(report: Report, proof: Path) -> bool:
     return True
 
 
-def source_of(kind: type) -> str:
-    """The name of a model's class, and the source of one that is not transformers' own."""
-    if kind.__module__.startswith("transformers."):
-        return kind.__qualname__
-    try:
-        return f"{kind.__qualname__} {inspect.getsource(kind)}"
-    except (OSError, TypeError):  # typed into an interpreter
-        return f"{kind.__module__}.{kind.__qualname__}"
+def own_code(model: Any) -> list[str]:
+    """The sources of all classes of a model that are neither torch's nor transformers'; a random text for one that was
+    typed into an interpreter, so that its proof is made anew."""
+    kinds = {kind for module in model.modules() for kind in type(module).__mro__ if kind is not object}
+    strange = [kind for kind in kinds if kind.__module__.partition(".")[0] not in ("torch", "transformers")]
+    sources = []
+    for kind in strange:
+        try:
+            sources.append(f"{kind.__qualname__} {inspect.getsource(kind)}")
+        except (OSError, TypeError):
+            sources.append(secrets.token_hex())
+    return sorted(sources)
 
 
 def _key(target: Target, dtype: torch.dtype) -> str:
@@ -322,6 +327,6 @@ def _key(target: Target, dtype: torch.dtype) -> str:
         config.pop(name, None)
     facts = [
         config, str(dtype), machine.device(target.device), transformers.__version__, torch.__version__, __version__,
-        source_of(type(target.model)),
+        own_code(target.model),
     ]  # fmt: skip
     return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:24]
