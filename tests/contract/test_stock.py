@@ -209,7 +209,7 @@ def test_a_budget_is_taken_and_engines_stay_out_of_copies(world: World) -> None:
 
 
 def test_a_pickled_model_needs_nothing_of_this_package(world: World) -> None:
-    model = copy.deepcopy(world.model)
+    model = type(world.model)(world.model.config).to(world.model.dtype)  # without the hooks of tests before
     text = drafted(model)
     kept = pickle.dumps(model)
     assert b"outrider." not in kept

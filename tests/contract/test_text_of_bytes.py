@@ -14,6 +14,7 @@ from outrider import drafters
 from outrider.llm import LLM
 from outrider.testing import TableTarget
 from outrider.training.generate import write
+from outrider.training.questions import Opening
 
 WRITES = "\n🚀ž the 漢字 cat\n\nnaïve 🍎"
 
@@ -91,7 +92,7 @@ def test_data_that_the_model_writes_is_one_text(tokenizer: Any, tmp_path: Path) 
     prompt, words = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in ("the", "carriage follows"))
     target, out = table(tokenizer, [prompt + words], 100.0), tmp_path / "made.jsonl"
     drafter = drafters.load("lookup", target, tokenizer)
-    write(target, drafter, tokenizer, [("", "the end")], out, len(words), 0.0, 1, 1, len(prompt), frozenset())
+    write(target, drafter, tokenizer, [("", Opening("the end"))], out, len(words), 0.0, 1, 1, len(prompt), frozenset())
     (line,) = map(json.loads, out.read_text(encoding="utf-8").splitlines())
     assert (line["prompt"], line["completion"]) == ("the", " carriage follows")
 

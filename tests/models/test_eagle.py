@@ -161,9 +161,9 @@ def test_a_wrong_step_shows_at_once(name: str, what: str, monkeypatch: pytest.Mo
     assert tau(decode(target, good, 1.0)) == 5.0
     life = _features.FeatureDrafting
     if what == "position":
-        turn = life._turn
+        turn = life._rotary
         monkeypatch.setattr(
-            life, "_turn", lambda self, reach, dtype, places, place=0: turn(self, reach + 3, dtype, places, place + 3)
+            life, "_rotary", lambda self, reach, dtype, places, place=0: turn(self, reach + 3, dtype, places, place + 3)
         )
     elif what == "mask":
         mask = KVCache.mask
@@ -338,8 +338,8 @@ BAD: list[tuple[str, Callable[[Path], None], str]] = [
     ("eagle3", lambda f: config_change(f, taps=[-1, 4, 6]), "negative"),
     ("eagle3", lambda f: config_change(f, taps=[1, 4]), "three distinct layers"),
     ("eagle3", lambda f: config_change(f, draft_vocab=99), "where its config says|holds 1 to 29"),
-    ("eagle3", lambda f: change(f, d2t=torch.zeros(len(oracle.DRAFTED), dtype=torch.long) + 8), "token id of its own"),
-    ("eagle3", lambda f: change(f, d2t=-torch.arange(len(oracle.DRAFTED))), "token id of its own"),
+    ("eagle3", lambda f: change(f, d2t=torch.zeros(len(oracle.DRAFTED), dtype=torch.long) + 8), "distinct token ids"),
+    ("eagle3", lambda f: change(f, d2t=-torch.arange(len(oracle.DRAFTED))), "distinct token ids"),
 ]  # fmt: skip
 
 

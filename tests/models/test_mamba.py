@@ -282,7 +282,7 @@ def test_a_batch_too_large_is_refused(target: Target, tmp_path: Path) -> None:
     where = folder(net("mamba").double(), tmp_path / "net")
     with pytest.raises(InputError, match="advances 25 states in one pass, and at most 20"):
         load(f"mamba:{where}?tree=static&shape=5,5,1&batch=20", target)
-    with pytest.raises(InputError, match="batch must be a whole number"):
+    with pytest.raises(InputError, match="batch must be at least 1"):
         load(f"mamba:{where}?batch=0", target)
     drafter = load(f"mamba:{where}?tree=static&shape=4,4,1&batch=20", target)
     engine = Engine(target, drafter, FixedBudget(40, 3), GumbelNoise(VOCAB))

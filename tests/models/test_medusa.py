@@ -231,7 +231,7 @@ def test_bad_input(tmp_path: Path) -> None:
     refused("medusa", "name their folder")
     refused(f"{where}?tree=nothing", "tree must be dynamic, static, chain, greedy63 or a file")
     refused(f"{where}?shape=0", "must be positive")
-    refused(f"{where}?top_k=0", "top_k must be a whole number")
+    refused(f"{where}?top_k=0", "top_k must be at least 1")
     refused(f"{where}?scale=-1", "must be positive")
     refused(f"hydra:{tmp_path}", "holds medusa, not hydra")
     with pytest.raises(InputError, match="needs the target"):
