@@ -93,7 +93,7 @@ def test_errors_are_shown_and_the_conversation_goes_on(talk: chat.Talk, capsys: 
 def test_ctrl_c_stops_the_answer_and_not_the_chat(
     talk: chat.Talk, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    echo, rounds = typer.secho, []
+    echo, rounds = typer.echo, []
 
     def interrupted(message: Any = None, **how: Any) -> None:
         echo(message, **how)
@@ -101,7 +101,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_chat(
         if len(rounds) == 3:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(typer, "secho", interrupted)
+    monkeypatch.setattr(typer, "echo", interrupted)
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
     chat.converse(talk, iter([PROMPT, "then"]))
     assert "; interrupted\n" in capsys.readouterr().err
