@@ -68,7 +68,7 @@ def observed(runner: Runner, group: Group, peer: Ours) -> tuple[Reliability | No
 
     watch(peer.engine, prompts, runner.tokens, group.temperature, note)
     bins = reliability(pairs)
-    told = Reliability(round(ece(bins), 5), len(pairs), bins) if pairs else None
+    by_confidence = Reliability(round(ece(bins), 5), len(pairs), bins) if pairs else None
     results = []
     for node in sorted({n for r in rounds for n in r}):
         each = [h.get(node, 0) / r[node] for h, r in zip(hits, rounds, strict=True) if node in r]
@@ -76,7 +76,7 @@ def observed(runner: Runner, group: Group, peer: Ours) -> tuple[Reliability | No
         rate = round(sum(h.get(node, 0) for h in hits) / count, 5)
         counts = [[h.get(node, 0), r[node]] for h, r in zip(hits, rounds, strict=True) if node in r]
         results.append(Position(node, count, rate, np.percentile(each, QUANTILES).round(4).tolist(), counts))
-    return told, results
+    return by_confidence, results
 
 
 def capacity(document: Document, groups: Sequence[Group], runner: Runner, limit: float) -> list[Capacity]:

@@ -88,7 +88,7 @@ def train(
     _check(target, documents, recipe, shard)
     _check_folder(out, recipe)
     accelerator = Accelerator(cpu=target.device == "cpu")
-    accelerator.wait_for_everyone()  # nobody writes before all have looked
+    accelerator.wait_for_everyone()  # no process writes before all have checked the folder
     with _alone(out) if accelerator.is_main_process else nullcontext():
         return _train(target, documents, out, recipe, stop, shard, quiet, accelerator)
 
