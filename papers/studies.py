@@ -25,6 +25,7 @@ from outrider.params import InputError
 
 from . import contexts, oracles
 from .document import Document
+from .eagle2.runs import OBSERVED, TREES
 from .measure import Study, run
 from .rows import SPEEDS
 
@@ -129,6 +130,11 @@ CONFIDENT = tuple(
 )  # fmt: skip
 
 
+def trees(eagle: str) -> tuple[str, ...]:
+    """EAGLE-2's own trees and those without its parts."""
+    return tuple(f"{label}={template.format(eagle=eagle)}" for label, template in TREES.items())
+
+
 def arm_of(shape: str) -> str:
     """The method that plays one arm of a bandit throughout."""
     return "none" if shape == "none" else f"Mamba 1.5M, {'chain' if shape == LINE else shape}"
@@ -162,6 +168,11 @@ STUDIES: dict[str, Study | Callable[[], Study]] = {
                              explain=False, tasks=("mt-bench",), keep_loops=True, drafters=tuple(
         f"{name}={EAGLE}?tree={tree}" for name, tree in
         (("chain", "chain@6x5"), ("short chain", "chain@3x2"), ("tree", "static@26x5")))),
+    # EAGLE-2 without its parts, its confidences, and acceptance by position.
+    "eagle2_trees": replace(PAPERS, tokens=96, limit=7, batch_sizes=(5,), peers=(), explain=False, observe=OBSERVED,
+                            drafters=trees(EAGLE)),
+    "eagle2_trees_demo": replace(BASE, tokens=64, limit=13, batch_sizes=(3,), temperatures=(0.0, 1.0), peers=(),
+                                 explain=False, observe=OBSERVED, drafters=trees("eagle:demo")),
     # Spec-Bench's summaries and questions with passages, where text is copied.
     "smollm2_summaries": replace(PAPERS, tasks=("spec-bench/summarisation@600", "spec-bench/retrieval@600"), peers=(),
                                  drafters=("lookup", "suffix", "lookup and suffix=lookup + suffix",
@@ -241,9 +252,9 @@ STUDIES: dict[str, Study | Callable[[], Study]] = {
     "oracle": oracles.study,
 }  # fmt: skip
 # Run beside other work: their times say nothing, and are not kept.
-UNTIMED = ("smollm2_confidence", "smollm2_taus")
+UNTIMED = ("smollm2_confidence", "smollm2_taus", "eagle2_trees", "eagle2_trees_demo")
 # Kept of reliabilities.
-BINS = "calibration", "smollm2_confidence", "eagle2_smollm2", "eagle2_demo", "mamba_smollm2", "mamba_demo"
+BINS = "calibration", "smollm2_confidence", "eagle2_trees", "eagle2_trees_demo", "mamba_smollm2", "mamba_demo"
 # Of these, pages show means over tasks alone.
 MEANS = ("blocks", "smollm2_batches", "smollm2_summaries", "grafts")
 TIMES = ("tokens_per_second", "speedup", "speedup_with_prefill", "over_stock", "prefill_ms", "round_ms")

@@ -10,14 +10,14 @@ from math import sqrt
 from ..figures import POWER, Check, Figure, beside, dispersed, higher, least, mean, quotient, true
 from ..reliability import ece
 from ..rows import Measured, Missing, Statement, judges
-from .runs import PARTS, SIZES
+from .runs import PARTS, SIZES, STUDIED
 
 STRAIGHT = 0.05  # the calibration error up to which confidence is close to acceptance
 NODES, PROMPTS = 6, 40  # P1 to P6, the tree (2, 2); prompts that the paper's figure asks for
 NEWS = "cnn-dm@600"
 
 
-@judges("E2-F5", SmolLM2="bw", demo="3")
+@judges("E2-F5", studies=STUDIED, SmolLM2="bw", demo="3")
 def positions(m: Measured) -> Iterator[Statement]:
     for t in (0, 1):
         groups = [{p.position: p for p in c.positions} for c in m.cells("positions", t) if c.positions]
@@ -47,7 +47,7 @@ def extreme(t: float, node: int, rates: list[Figure]) -> Check:
     return higher(f"T = {t:g}, the next over P{node}", min(rest, key=lambda f: f.value), mine)
 
 
-@judges("E2-F6", SmolLM2="bw")
+@judges("E2-F6", studies=STUDIED, SmolLM2="bw")
 def confidence(m: Measured) -> Iterator[Statement]:
     for t in (0, 1):
         bins = m.bins("confident", t)
@@ -104,7 +104,7 @@ def larger(m: Measured) -> Iterator[Statement]:
     yield
 
 
-@judges("E2-T3", SmolLM2="bw", demo="3")
+@judges("E2-T3", studies=STUDIED, SmolLM2="bw", demo="3")
 def ablations(m: Measured) -> Iterator[Statement]:
     for size in SIZES:
         for t in (0, 1):

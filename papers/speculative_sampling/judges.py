@@ -9,6 +9,7 @@ from scipy import stats
 
 from .. import formulas as theory
 from ..document import Cell, DistributionTest
+from ..eagle2.runs import STUDIED
 from ..figures import CLOSE, FAILS, HOLDS, NOISE, SIGNS, Check, Figure, beside, close, computed, higher, least
 from ..rows import PAPERS, SPEEDS, Measured, Missing, Statement, judges
 from .runs import GAMMAS
@@ -28,7 +29,7 @@ def follows(m: Measured) -> Check:
     """Tests of the sampled tokens of each method under `rejection`, of this paper's study and of the others'. What is
     refused, its share of the chance counted, is run again by another seed and with more tokens; that run decides."""
     first = []
-    for study in (f"{paper}_{m.model.lower()}" for paper in PAPERS):
+    for study in (*(f"{paper}_{m.model.lower()}" for paper in PAPERS), STUDIED[m.model]):
         counted = tests(m, study)
         first += [*counted.items(), *((k, t) for k, t in tests(m, study + SPEEDS).items() if k not in counted)]
     again = tests(m, f"{m.model.lower()}_distributions")

@@ -469,7 +469,7 @@ def test_quiet_runs_leave_our_own_rule_out() -> None:
 def test_a_drafter_that_is_not_there_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     grid, lacks = runs.study("eagle2", "demo")
     assert not lacks
-    assert any("rerank=false" in d and d.endswith("@16x5@rejection") for d in grid.drafters)
+    assert any("tree=static" in d and d.endswith("@26x5@rejection") for d in grid.drafters)
     monkeypatch.setattr(runs, "there", lambda spec: "runs/" not in spec and "papers/" not in spec)
     grid, lacks = runs.study("eagle2", "SmolLM2")
     assert lacks == ["eagle", "hydra", "llm"]
