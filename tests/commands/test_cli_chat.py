@@ -77,8 +77,8 @@ def test_commands_change_how_answers_are_drawn(talk: chat.Talk, capsys: pytest.C
 
 
 def test_errors_are_shown_and_the_conversation_goes_on(talk: chat.Talk, capsys: pytest.CaptureFixture[str]) -> None:
-    lines = ["/compare", "/what", "/seed x", "/drafter nonsense", "cat " * 200, "/temperature -1", PROMPT, "/quit", "x"]
-    assert chat.converse(talk, iter(lines)) > 3
+    lines = ["/compare", "/what", "/seed x", "/drafter nonsense", "cat " * 200, "/temperature -1", PROMPT]
+    assert chat.converse(talk, iter([*lines, " /quit", "x"])) > 3
     err = capsys.readouterr().err.splitlines()
     wrong = [line for line in err if line.startswith("outrider: ")]
     for line, words in zip(
@@ -127,15 +127,16 @@ def test_without_a_template_the_model_goes_on_from_the_text(
 @pytest.mark.process
 @pytest.mark.trained
 def test_on_a_terminal(tmp_path: Path) -> None:
-    """Typed lines, a history that is kept, Ctrl-C and Ctrl-D at the prompt."""
+    """Typed lines, pasted ones, a history that is kept, Ctrl-C and Ctrl-D at the prompt."""
     pid, terminal = pty.fork()
     if pid == 0:
-        os.environ["XDG_STATE_HOME"] = str(tmp_path)
+        os.environ |= {"XDG_STATE_HOME": str(tmp_path), "TERM": "xterm"}
         os.execv(sys.executable, [sys.executable, "-m", "outrider", "chat", "demo", "--drafter", "lookup", *SHORT])
     shown = ""
 
-    def until(words: str, typed: bytes = b"") -> None:
-        """Read on to these words, typing a key before each wait: a Ctrl-C just before readline waits can be lost."""
+    def until(words: str, typed: bytes = b"") -> str:
+        """Read on to these words, and return what came before them. A key is typed before each wait: a Ctrl-C just
+        before readline waits can be lost."""
         nonlocal shown
         patience = 120
         while words not in shown:
@@ -145,11 +146,16 @@ def test_on_a_terminal(tmp_path: Path) -> None:
                 shown += os.read(terminal, 4096).decode(errors="replace")
             patience -= 5
             assert patience > 0, shown
-        shown = shown.partition(words)[2]
+        before, _, shown = shown.partition(words)
+        return before
 
     until("/quit leaves")
-    until("> ")
+    assert "\x1b[?2004h" in until("> "), "the terminal is asked to mark what is pasted"
     os.write(terminal, PROMPT.encode() + b"\n")
+    until("per pass (lookup)")
+    until("> ")
+    os.write(terminal, b"\x1b[200~/* " + PROMPT.encode() + b"\n\nand then */\x1b[201~\r")
+    assert "> " not in until("and then */"), "pasted lines are one message"
     until("per pass (lookup)")
     until("> ")
     until("(/quit or Ctrl-D leaves)", b"\x03")

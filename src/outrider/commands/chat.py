@@ -223,18 +223,21 @@ class Talk:
 
 
 def converse(talk: Talk, lines: Iterator[str]) -> int:
-    """Turn by turn until the input ends. It goes on after InputErrors, which are printed; returns their number."""
+    """Turn by turn until the input ends. It goes on after InputErrors, which are printed; returns their number. Several
+    lines at once, as they are pasted, are no command."""
     from ..params import InputError, Interrupted
 
     answers = failed = 0
     try:
         for line in lines:
             try:
-                if line.split()[:1] == ["/quit"]:
+                words = line.strip()
+                is_command = words.startswith("/") and "\n" not in words
+                if is_command and words.split()[0] == "/quit":
                     break
-                if line.startswith("/"):
-                    typer.secho(talk.command(line.strip()), fg=GREY, err=True)
-                elif line.strip():
+                if is_command:
+                    typer.secho(talk.command(words), fg=GREY, err=True)
+                elif words:
                     talk.ask(line)
                     answers += 1
             except InputError as error:
@@ -256,7 +259,8 @@ def number(name: str, word: str, kind: Callable[[str], Any]) -> Any:
 
 
 def typed() -> Iterator[str]:
-    """Lines from the terminal, with a persistent history; a backslash at the end of a line continues it."""
+    """Messages from the terminal, with a persistent history: pasted lines stay together, and a backslash at the end of
+    a line continues it."""
     remember = history()
     while True:
         try:
@@ -285,6 +289,7 @@ def history() -> Callable[[], None]:
     readline.set_completer_delims("")
     readline.set_completer(completions)
     readline.parse_and_bind("tab: complete")
+    readline.parse_and_bind("set enable-bracketed-paste on")  # a pasted file is one message, not one for each line
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         if file.exists():
