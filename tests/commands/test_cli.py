@@ -50,7 +50,12 @@ def test_info_shows_where_a_model_lies(run: Run, tmp_path: Path) -> None:
     result = json.loads(run("info", "demo", "--json").out)
     assert (Path(result["where"]) / "config.json").is_file()
     assert (result["model"], result["drafter"]) == ("demo", "eagle:demo/hass")
-    assert f"where     {result['where']}\n" in run("info", "demo").out
+    shown = run("info", "demo").out
+    assert f"where     {result['where']}\n" in shown
+    assert [result[key] for key in ("passes", "family", "layers", "context")] == ["native", "llama", 24, 2048]
+    size = "size      10.2 million parameters, 20.5 MB (100% BF16)\n"
+    for line in ("family    llama, 24 layers of width 192\n", size, "passes    native, bit-exact\n"):
+        assert line in shown
     shown = run("info", str(tmp_path / "lost"))
     assert (shown.code, shown.out) == (2, "")
     assert "there is no folder" in shown.err

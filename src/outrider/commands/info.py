@@ -1,17 +1,23 @@
-"""`outrider info [MODEL]`: versions, threads, devices, models and drafters; or the location of a model."""
+"""`outrider info [MODEL]`: versions, threads, devices, models and drafters; or what a model is and where it lies."""
 
 from __future__ import annotations
 
 import json
 import os
+from collections import Counter
+from collections.abc import Iterator
 from importlib.util import find_spec
+from math import prod
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from .. import plugins
 from ..machine import threads, versions
+
+if TYPE_CHECKING:
+    from ..names import Place
 
 PACKAGE = Path(__file__).resolve().parents[1]
 DEMO = ("target", "draft")
@@ -21,10 +27,10 @@ def info(
     model: Annotated[str | None, typer.Argument(help="smollm2, demo, a .gguf file, a folder or a hub id.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout, nothing else there.")] = False,
 ) -> None:
-    """Show versions, threads, devices, models and drafters; with MODEL, where its files are and its best drafter."""
+    """Show versions, threads, devices, models and drafters; with MODEL, what it is, what runs it and what drafts."""
     if model is not None:
-        of = place(model)
-        typer.echo(json.dumps(of) if as_json else "\n".join(f"{key:8}  {value}" for key, value in of.items() if value))
+        of = about_model(model)
+        typer.echo(json.dumps(of) if as_json else "\n".join(f"{key:8}  {value}" for key, value in lines(of)))
         return
     about = collect()
     if as_json:
@@ -40,13 +46,62 @@ def info(
         typer.echo(f"{'drafters' if i == 0 else '':8}  {name:{width}}  {line}")
 
 
-def place(model: str) -> dict[str, str]:
-    """A model's file, folder or hub id, weights and drafter, as JSON."""
+def about_model(model: str) -> dict[str, Any]:
+    """A model's location, architecture, weights, passes and drafter, as JSON."""
     from .loading import located
 
-    model_place = located(model)
-    where = str(Path(model_place.where) / model_place.gguf) if model_place.gguf else model_place.where
-    return {"model": model_place.name, "where": where, "weights": model_place.about, "drafter": model_place.drafter}
+    place = located(model)
+    where = str(Path(place.where) / place.gguf) if place.gguf else place.where
+    return {"model": place.name, "where": where, "weights": place.about, "drafter": place.drafter, **about_files(place)}
+
+
+def about_files(place: Place) -> dict[str, Any]:
+    """What the files of a model say of it, and whose passes run it; nothing where they are on the hub."""
+    from ..backends.choose import readable
+    from ..params import InputError
+
+    if not Path(place.where).exists():
+        return {}
+    try:
+        files = readable(place, dtype=place.dtype)
+    except InputError as error:
+        return {"passes": f"none here: {error}"}
+    if files is None:
+        return {"passes": "torch"}
+    made, numbers, sizes = files.description, 0, Counter[str]()
+    for one in files.parameters.values():
+        numbers += prod(one.shape)
+        sizes[one.tensor.kind.name] += one.tensor.data.size
+    return {
+        "passes": "native",
+        "family": made.family,
+        "layers": len(made.layers),
+        "width": made.hidden,
+        "vocabulary": made.vocab,
+        "context": made.context,
+        "parameters": numbers,
+        "bytes": dict(sizes.most_common()),
+    }
+
+
+def lines(of: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """What `about_model` found, for people."""
+    yield from ((key, of[key]) for key in ("model", "where", "weights") if of[key])
+    if "family" in of:
+        yield "family", f"{of['family']}, {of['layers']} layers of width {of['width']}"
+        yield "context", f"{of['context']:,} tokens, of a vocabulary of {of['vocabulary']:,}"
+        whole = sum(of["bytes"].values())
+        kinds = ", ".join(f"{n / whole:.0%} {kind}" for kind, n in of["bytes"].items() if n > whole / 200)
+        size = f"{amount(of['parameters'], 'million', 'billion')} parameters, {amount(whole, 'MB', 'GB')} ({kinds})"
+        yield "size", size
+    if "passes" in of:
+        yield "passes", "native, bit-exact" if of["passes"] == "native" else of["passes"]
+    yield "drafter", of["drafter"]
+
+
+def amount(number: int, millions: str, billions: str) -> str:
+    """Three digits of a number, in millions or billions."""
+    return f"{number / 1e9:.3g} {billions}" if number >= 1e9 else f"{number / 1e6:.3g} {millions}"
 
 
 def collect() -> dict[str, Any]:
