@@ -10,6 +10,7 @@ import pytest
 
 pytest.importorskip("uvicorn", reason="the server's packages are not installed: pip install 'outrider[serve]'")
 from outrider.cli import main
+from outrider.commands import serve as command
 from outrider.serve import server, start
 from outrider.serve.service import Limits
 
@@ -52,6 +53,15 @@ def test_what_is_loaded(serve: Any) -> None:
     assert main(["serve", "demo", "--shutdown-timeout", "inf"]) == 2
     assert main(["serve", "demo", "--header-timeout", "nan"]) == 2
     assert main(["serve", "demo", "--max-body", "0"]) == 2
+    assert main(["serve", "demo", "--threads", "0"]) == 2
+
+
+def test_its_threads(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    counts: list[int] = []
+    monkeypatch.setattr(command, "use_threads", counts.append)
+    serve()
+    serve("--threads", "1")
+    assert counts == [1]
 
 
 def test_how_it_is_served(serve: Any) -> None:

@@ -39,10 +39,7 @@ def load(
     """The model of a command line with its drafters and its budget."""
     check_budget(budget, sum(len(plugins.parts(spec)) for spec in drafter or ["none"]))
     check_exact(exact)
-    if threads is not None and threads < 1:
-        raise InputError(f"--threads must be at least 1, not {threads}")
-    if threads is not None and threads > (cores := os.cpu_count() or threads):
-        raise InputError(f"--threads must be at most {cores}, the number of processors of this machine, not {threads}")
+    check_threads(threads)
     for spec in drafter or ():
         check_drafter(spec)
     place = located(model, weights)
@@ -60,6 +57,14 @@ def load(
             place, list(drafter) if drafter else None, dtype=dtype, device=device, budget=budget,
             exact=exact, weights=weights, trust_remote_code=trust_remote_code, **stock,
         )  # fmt: skip
+
+
+def check_threads(threads: int | None) -> None:
+    """Raise InputError for a number of threads that this machine does not have."""
+    if threads is not None and threads < 1:
+        raise InputError(f"--threads must be at least 1, not {threads}")
+    if threads is not None and threads > (cores := os.cpu_count() or threads):
+        raise InputError(f"--threads must be at most {cores}, the number of processors of this machine, not {threads}")
 
 
 def one_model(argument: str | None, option: str | None) -> str | None:

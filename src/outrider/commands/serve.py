@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from ..machine import use_threads
 from . import options as opt
 
 KEY = "OUTRIDER_API_KEY"
@@ -49,6 +50,7 @@ def serve(
     device: opt.Device = "auto",
     weights: opt.Weights = "auto",
     exact: opt.Exact = "auto",
+    threads: opt.Threads = None,
     no_compile: opt.NoCompile = False,
     trust_remote_code: opt.TrustRemoteCode = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No line per request.")] = False,
@@ -60,9 +62,10 @@ def serve(
     """
     from ..params import InputError, check_exact
     from . import check_names, check_place
-    from .loading import check_drafter, located, spinner
+    from .loading import check_drafter, check_threads, located, spinner
 
     check_names(dtype, device)
+    check_threads(threads)
     check_exact(exact)
     if ":" in budget:
         raise InputError(f"--budget {budget!r} names drafters, but requests choose them here; give auto, 16x6 or 3,2,1")
@@ -98,6 +101,8 @@ def serve(
     limits = Limits(
         body=body, seconds=timeout, connections=max_connections, header=header_timeout, send=send_timeout
     )  # fmt: skip
+    if threads is not None:
+        use_threads(threads)
     with listen(host, port) as sock:
         with spinner(f"loading {place}"):
             service = start(

@@ -20,7 +20,7 @@ IGNORED = (
 # Unsupported fields that would change the text or the response, with their neutral values.
 REFUSED: dict[str, Any] = {
     "audio": None, "modalities": ["text"], "prediction": None, "web_search_options": None, "functions": None,
-    "function_call": None, "moderation": None, "store": False, "reasoning_effort": None, "suffix": None,
+    "function_call": None, "moderation": None, "store": False, "reasoning_effort": None,
     "prompt_logprobs": None, "verbosity": None, "bad_words": [], "allowed_token_ids": None,
     "truncate_prompt_tokens": None, "include_stop_str_in_output": False, "skip_special_tokens": True,
     "spaces_between_special_tokens": True, "length_penalty": 1.0, "use_beam_search": False, "documents": None,
@@ -193,6 +193,7 @@ class CompletionRequest(Common):
         | Annotated[list[str], Field(min_length=1, max_length=128)]
         | Annotated[list[Annotated[list[Token], Field(min_length=1)]], Field(min_length=1, max_length=128)]
     )
+    suffix: str = ""  # what follows the gap that the text fills
     max_tokens: int = Field(16, ge=0)
     logprobs: int | None = Field(None, ge=0, le=20)
     echo: bool = False

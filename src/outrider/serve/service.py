@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any
 from uuid import uuid4
 
-from .. import __version__, machine
+from .. import __version__, infill, machine
 from ..core.text import Places
 from ..encoding import has_template
 from ..engine.request import Request, check_prompt
@@ -130,13 +130,15 @@ class Service:
         if not request.max_tokens and not request.echo:
             raise Refusal("max_tokens: 0 generates nothing and is only for echo", "max_tokens")
         given: Any = request.prompt
-        several = isinstance(given, list) and not isinstance(given[0], int)
-        prompts = [self.encode(p) for p in (given if several else [given])]
+        pieces = given if isinstance(given, list) and not isinstance(given[0], int) else [given]
+        if request.suffix:
+            pieces = [self.gap(piece, request) for piece in pieces]
+        prompts = [self.encode(piece) for piece in pieces]
         for prompt in prompts:
             self.check_context(prompt, request.max_tokens, "prompt")
         echoes = []
         if request.echo:
-            texts = [p if isinstance(p, str) else self.llm.decode(p) for p in (given if several else [given])]
+            texts = [piece if isinstance(piece, str) else self.llm.decode(piece) for piece in pieces]
             echoes = [text for text in texts for _ in range(request.n)]
         return self.call(request, channel, prompts, request.max_tokens, request.logprobs, "cmpl", echoes, guide)
 
@@ -203,6 +205,16 @@ class Service:
         except InputError as error:
             raise Refusal(str(error), str(error).partition(" ")[0]) from None
 
+    def gap(self, before: str | Sequence[int], request: CompletionRequest) -> str:
+        """The prompt for what is missing between a prompt and the request's suffix."""
+        if not isinstance(before, str) or request.echo:
+            wrong = "echo" if request.echo else "a prompt of token ids"
+            raise Refusal(f"suffix does not work with {wrong}; leave one of them out", "suffix")
+        try:
+            return infill.prompt(before, request.suffix, self.llm.tokenizer, self.name)
+        except InputError as error:
+            raise Refusal(str(error), "suffix") from None
+
     def stops(self, request: Common, limit: int) -> Stop:
         strings = (request.stop,) if isinstance(request.stop, str) else tuple(request.stop)
         if strings and self.llm.tokenizer is None:
@@ -211,6 +223,8 @@ class Service:
         if (last := max(request.stop_token_ids, default=0)) >= vocab:
             raise Refusal(f"the token {last} is outside the vocabulary of {vocab}", "stop_token_ids")
         ends = frozenset() if request.ignore_eos else self.llm.eos
+        if isinstance(request, CompletionRequest) and request.suffix and not request.ignore_eos:
+            ends |= infill.ends(self.llm.tokenizer, self.name)
         return self.llm.stops(ends | frozenset(request.stop_token_ids), strings, limit, request.min_tokens)
 
     def choice(self, ours: Ours | None) -> Choice:
