@@ -109,6 +109,7 @@ class LLM:
         stop: str | Sequence[str] = (),
         ignore_eos: bool = False,
         sampling: Sampling | None = None,
+        prediction: str = "",
         **fields: Any,
     ) -> list[Output]:
         """Texts for one prompt or many, in the order of the prompts, `n` for each.
@@ -129,6 +130,8 @@ class LLM:
             stop: end a text before any of these strings.
             ignore_eos: continue after the model's end of text.
             sampling: a `Sampling`; or its fields one by one, as in `temperature=0.7, top_p=0.9`.
+            prediction: what the texts may contain, such as the file that they change. Suffix decoding and prompt lookup
+                draft from it; no text depends on it.
 
         Returns:
             An `Output` for each text: the first prompt's `n`, then the second's, and so on.
@@ -140,7 +143,7 @@ class LLM:
         engine = self.engine(rule, budget)
         requests, stops = self.requests(
             prompts, max_new_tokens=max_new_tokens, n=n, seed=seed, stop=stop, ignore_eos=ignore_eos,
-            sampling=sampling, **fields,
+            sampling=sampling, prediction=prediction, **fields,
         )  # fmt: skip
         if len(requests) == 1:
             engine = replace(engine, prefixes=self.prefixes)
@@ -159,19 +162,15 @@ class LLM:
         stop: str | Sequence[str] = (),
         ignore_eos: bool = False,
         sampling: Sampling | None = None,
+        prediction: str = "",
         **fields: Any,
     ) -> Stream:
         """The text of one prompt as it comes, a `Stream` of strings; arguments and errors are those of `generate`."""
         engine = self.engine(rule, budget)
         requests, stops = self.requests(
-            prompt,
-            max_new_tokens=max_new_tokens,
-            seed=seed,
-            stop=stop,
-            ignore_eos=ignore_eos,
-            sampling=sampling,
-            **fields,
-        )
+            prompt, max_new_tokens=max_new_tokens, seed=seed, stop=stop, ignore_eos=ignore_eos, sampling=sampling,
+            prediction=prediction, **fields,
+        )  # fmt: skip
         if len(requests) > 1:
             raise InputError(f"a stream is for one prompt, not {len(requests)}; use generate for several")
         return Stream(self, replace(engine, prefixes=self.prefixes), requests[0], stops)
@@ -186,6 +185,7 @@ class LLM:
         stop: str | Sequence[str] = (),
         ignore_eos: bool = False,
         sampling: Sampling | None = None,
+        prediction: str = "",
         **fields: Any,
     ) -> tuple[list[Request], Stop]:
         """The engine's requests for these prompts, `n` in a row for each, and how their texts end.
@@ -201,7 +201,8 @@ class LLM:
         seeds = spread_seeds(seed, len(texts), n)
         stops = self._stop(integer("max_new_tokens", max_new_tokens), stop, ignore_eos)
         pairs = [(text, s) for text, own in zip(texts, seeds, strict=True) for s in own]
-        requests = [Request(text, s, max_new_tokens, made, stops.cutting(text)) for text, s in pairs]
+        copied = self.predicted(prediction)
+        requests = [Request(text, s, max_new_tokens, made, stops.cutting(text), prediction=copied) for text, s in pairs]
         for request in requests:
             check_prompt(request, self.target)
         return requests, stops
@@ -256,6 +257,16 @@ class LLM:
         Raises InputError for what is no prompt, is empty, or needs a tokenizer or template that the model lacks.
         """
         return encoding.encode(prompt, self.tokenizer, self.name)
+
+    def predicted(self, text: str) -> list[int]:
+        """Token ids of what a text may contain, as many as a context has. Raises InputError for what is no text."""
+        if not isinstance(text, str):
+            raise InputError(f"a prediction is text, not {type(text).__name__}")
+        if not text:
+            return []
+        if self.tokenizer is None:
+            raise InputError("a prediction needs a tokenizer, and this model has none")
+        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])[: self.target.context]
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of tokens, special ones left out; empty for a model in memory that has no tokenizer."""

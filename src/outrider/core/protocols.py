@@ -213,6 +213,11 @@ class Drafting(Protocol):
     def join(self, other: Drafting) -> None:
         """Append the rows of another drafting of this drafter."""
 
+    def expect(self, row: int, tokens: Sequence[int]) -> None:
+        """What the caller expects of a row's text, after the last tokens of its prompt; called before any `observe`.
+        Drafts may be copied from it."""
+        return
+
     def sketch(self, rows: Rows, budget: Budget) -> Sequence[HostRow] | None:
         """The proposal as lists with values, where that is cheaper than a tree; else None."""
         return None

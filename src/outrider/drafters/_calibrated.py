@@ -160,6 +160,9 @@ class CalibratedDrafting(Drafting):
     fit: Fit
     mine: DraftTree | None = None  # this round's; it is scored by the tokens added, whichever tree was verified
 
+    def expect(self, row: int, tokens: Sequence[int]) -> None:
+        self.inner.expect(row, tokens)
+
     def observe(self, round: Round) -> None:
         if self.mine is not None and round.rows.rule == "coupled":
             for family in families(self.mine, round.tokens):

@@ -46,6 +46,9 @@ class ChainDrafting(Drafting):
     grown: DraftTree | None = None  # the last tree, and of each of its nodes the place in the chain (-1: cut)
     where: Places | None = None
 
+    def expect(self, row: int, tokens: Sequence[int]) -> None:
+        self.inner.expect(row, tokens)
+
     def observe(self, round: Round) -> None:
         if self.grown is not None and self.where is not None:
             round = translated(round, self.grown, self.where)

@@ -33,6 +33,10 @@ class ChoiceDrafting(Drafting):
 
     parts: list[Drafting]
 
+    def expect(self, row: int, tokens: Sequence[int]) -> None:
+        for part in self.parts:
+            part.expect(row, tokens)
+
     def observe(self, round: Round) -> None:
         for part in self.parts:
             part.observe(round)

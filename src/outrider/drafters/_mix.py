@@ -102,6 +102,10 @@ class MixDrafting(Drafting):
     last: Proposed | None = None
     idle: int = LATE  # rounds since the networks drafted; their next draft reads the text since then first
 
+    def expect(self, row: int, tokens: Sequence[int]) -> None:
+        for part in self.parts:
+            part.expect(row, tokens)
+
     def observe(self, round: Round) -> None:
         last, self.last, self.idle = self.last, None, self.idle + 1
         if last is not None and round.rows.rule == "coupled":

@@ -117,6 +117,9 @@ class LookupDrafting(Drafting):
     drafter: LookupDrafter
     rows: list[Index] = field(default_factory=list)
 
+    def expect(self, row: int, tokens: Sequence[int]) -> None:
+        self.rows[row] = Index.of([*tokens, *self.rows[row].text], self.drafter.ngram)
+
     def observe(self, round: Round) -> None:
         for row, tokens in zip(self.rows, round.tokens, strict=True):
             row.extend(tokens)

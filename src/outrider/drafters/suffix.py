@@ -242,6 +242,9 @@ class SuffixDrafting(Drafting):
     drafter: SuffixDrafter
     rows: list[Text]
 
+    def expect(self, row: int, tokens: Sequence[int]) -> None:
+        self.rows[row].automaton.extend(0, tokens)
+
     def observe(self, round: Round) -> None:
         memory = self.drafter.memory
         for row, tokens in zip(self.rows, round.tokens, strict=True):

@@ -26,6 +26,7 @@ from .prefixes import Prefixes, Seen
 from .request import Done, Piece, Request, Row, alike, check_prompt
 
 P, T = ParamSpec("P"), TypeVar("T")
+LEAD = 16  # tokens of the prompt before what a caller expects: drafts are found by what stands before them
 ENDED = "eos", "stop", "length"  # the ends of texts that are kept
 
 
@@ -155,6 +156,9 @@ class Batch:
             if engine.prefixes is not None:
                 seen = Seen(taps, [[] for _ in rows])
                 known = engine.prefixes.find(prompts[0], rows[0].salt, taps) if len(rows) == 1 else None
+        for i, row in enumerate(rows):
+            if row.request.prediction:
+                drafting.expect(i, [*row.request.prompt[-LEAD:], *row.request.prediction])
         batch = cls(engine, rows, session, drafting, [0] * len(rows), seen)
         if known and not rows[0].output:
             rows[0].usage.cached_tokens = known[1]

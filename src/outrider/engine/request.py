@@ -29,6 +29,7 @@ class Request:
     # (output so far, new tokens) -> how many of the new tokens are kept, and why the row ends there; None: it continues
     cut: Cut = lambda output, new: (len(new), None)
     process: Process | None = None  # transformers' logits processors, where they came prepared
+    prediction: Sequence[int] = ()  # what the text may contain; drafts may be copied from it
 
 
 @dataclass

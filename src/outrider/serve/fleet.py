@@ -97,6 +97,12 @@ class FleetDrafting(Drafting):
         """Rows that never draft."""
         return [choice not in self.parts or choice.name in self.fleet.failed for choice in self.owners]
 
+    def expect(self, row: int, tokens: Sequence[int]) -> None:
+        for choice, part, rows in self._working():
+            if row in rows:
+                with self.fleet.guard(choice.name):
+                    part.expect(rows.index(row), tokens)
+
     def observe(self, round: Round) -> None:
         prompt = round.tree.ancestors is None
         self.last = None if prompt else round

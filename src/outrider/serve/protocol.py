@@ -168,6 +168,25 @@ class ToolChoice(Strict):
     function: Named
 
 
+class TextPart(Strict):
+    """A piece of text."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Prediction(Strict):
+    """What the answer may contain, such as the file that it changes; drafts are copied from it."""
+
+    type: Literal["content"] = "content"
+    content: str | list[TextPart] = ""
+
+    @property
+    def text(self) -> str:
+        """All of it."""
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+
+
 class ChatRequest(Common):
     """The body of /v1/chat/completions."""
 
@@ -182,6 +201,7 @@ class ChatRequest(Common):
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    prediction: Prediction = Field(default_factory=Prediction)
 
 
 class CompletionRequest(Common):

@@ -161,6 +161,7 @@ class Service:
         pauses = not self.llm.target.separate  # its rows cannot resume (`Batch.read`)
         behind = (lambda: channel.behind) if pauses else (lambda: False)
         voices: list[Voice] = []
+        prediction = self.predicted(request)
         for i, prompt in enumerate(prompts):
             seed = seed_of(name, i) if request.seed is None else request.seed
             scoring = Scoring(prompt, top) if echoes and top is not None else None
@@ -168,7 +169,7 @@ class Service:
                 guide = first.fork() if first else None
                 watch = Watch(top, request.min_tokens, tuple(sorted(stops.eos)), guide)
                 used = top is not None or request.min_tokens or guide
-                row = Request(prompt, seed + j, limit, sampling, stops.cutting(prompt))
+                row = Request(prompt, seed + j, limit, sampling, stops.cutting(prompt), prediction=prediction)
                 try:
                     check_prompt(row if limit else replace(row, max_new_tokens=1), self.llm.target)
                 except InputError as error:
@@ -214,6 +215,15 @@ class Service:
             return infill.prompt(before, request.suffix, self.llm.tokenizer, self.name)
         except InputError as error:
             raise Refusal(str(error), "suffix") from None
+
+    def predicted(self, request: ChatRequest | CompletionRequest) -> list[int]:
+        """Token ids of what a chat's answer is expected to contain."""
+        text = request.prediction.text if isinstance(request, ChatRequest) else ""
+        self.check_length(text, "prediction")
+        try:
+            return self.llm.predicted(text)
+        except InputError as error:
+            raise Refusal(str(error), "prediction") from None
 
     def stops(self, request: Common, limit: int) -> Stop:
         strings = (request.stop,) if isinstance(request.stop, str) else tuple(request.stop)
