@@ -208,6 +208,7 @@ EXCEPTIONS = {
     "core/growth.py grow": "EAGLE-2 with its ablations",
     "integrations/transformers.py custom_generate": "the signature that transformers calls",
     "llm.py LLM.generate": "the public face",
+    "llm.py LLM.stream": "the public face",
     "llm.py load": "the public face",
     "nets/scan.py _Scan.forward": "the operands of a scan",
     "proofs/audit.py audit": "the options of a command",
