@@ -59,6 +59,8 @@ def folder(name: str, hint: str, patterns: Sequence[str]) -> Path:
 
     try:
         return Path(snapshot_download(name, allow_patterns=list(patterns), local_files_only=offline_now))
+    except MemoryError:
+        raise
     except Exception as error:  # the hub's client, and the library below it, have many types of their own
         raise InputError(f"{name} cannot be fetched from the hub: {first_line(error)}") from None
 
