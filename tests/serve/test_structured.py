@@ -89,6 +89,15 @@ def test_regex_choice_and_grammar(served: Served) -> None:
     assert ends == "stop"
 
 
+def test_text_that_looks_like_an_added_token_is_text(served: Served) -> None:
+    """A grammar in Lark's notation may name the token itself."""
+    assert texts(served, structured_outputs={"choice": ["<|user|>"]}) == "<|user|>"
+    assert re.fullmatch(r"<\|end\|>[a-c]{2}", texts(served, structured_outputs={"regex": r"<\|end\|>[a-c]{2}"}))
+    form = {"type": "json_schema", "json_schema": {"schema": {"const": "<|end|>"}}}
+    assert json.loads(texts(served, response_format=form)) == "<|end|>"
+    assert texts(served, structured_outputs={"grammar": 'start: <|pad|> "so"'}) == "so"
+
+
 def test_rows_with_and_without_a_grammar_beside_each_other(served: Served) -> None:
     """A grammar binds its own row; samples have a grammar each."""
     alone = chat(served)["choices"][0]["message"]["content"]

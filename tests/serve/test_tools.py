@@ -11,8 +11,10 @@ import pytest
 from serve_world import Serve, Served, templated
 
 from outrider.llm import LLM
+from outrider.serve.guide import Grammars
+from outrider.serve.protocol import ChatRequest, Function, Tool
 from outrider.serve.start import service_of
-from outrider.serve.tools import Caller
+from outrider.serve.tools import Caller, caller_of
 
 pytestmark = pytest.mark.trained
 pytest.importorskip("llguidance", reason="llguidance is not installed: pip install 'outrider[serve]'")
@@ -85,6 +87,32 @@ def test_tools_that_must_be_called(served: Served, how: Any) -> None:
     assert pieces[-1]["finish_reason"] == "tool_calls"
 
 
+NESTED = {  # a schema that refers to itself and to a part of itself, and has a property that is called "$ref"
+    "type": "object", "required": ["age", "next", "$ref"], "additionalProperties": False,
+    "properties": {
+        "age": {"$ref": "#/$defs/age"}, "next": {"anyOf": [{"$ref": "#"}, {"const": None}]}, "$ref": {"const": "#/x"},
+    },
+    "$defs": {"age": {"enum": [7]}},
+}  # fmt: skip
+
+
+def test_a_schema_that_refers_to_itself(llm: LLM) -> None:
+    """Its references are to itself also where one of several functions must be called."""
+    tools = [Tool.model_validate(TOOL), Tool(type="function", function=Function(name="nest", parameters=NESTED))]
+    asked = {"messages": CHAT, "tools": [t.model_dump() for t in tools], "tool_choice": "required"}
+    caller = caller_of(ChatRequest.model_validate(asked), None)
+    assert caller is not None
+    assert caller.grammar is not None
+    inner = {"age": 7, "next": None, "$ref": "#/x"}
+    call = {"name": "nest", "arguments": {**inner, "next": inner}}
+    grammars = Grammars(llm.tokenizer, llm.target.vocab, llm.eos)
+    for value, fits in ((call, True), ({**call, "arguments": {**inner, "next": [call]}}, False)):
+        text = json.dumps([value], separators=(",", ":"))
+        ids = llm.tokenizer(text, add_special_tokens=False)["input_ids"]
+        taken = grammars.guide(caller.grammar, "tools").matcher.try_consume_tokens(ids)
+        assert (taken == len(ids)) is fits, text
+
+
 @pytest.mark.parametrize("how", [NAMED, "required"])
 def test_a_call_that_was_cut_short_is_no_call(served: Served, how: Any) -> None:
     """Nobody may act on half of the arguments."""
@@ -131,8 +159,27 @@ def test_calls_in_the_models_own_words() -> None:
     assert Caller("auto").split("<tool_call>{broken}</tool_call>") == ("<tool_call>{broken}</tool_call>", [])
     broken = '<tool_call>{"name": "a" "arguments": {}}</tool_call>'
     assert Caller("auto").split(broken + CALL) == (broken + CALL, [])
+    cut = '<tool_call>{"' * 20_000 + "</tool_call>"
+    assert Caller("auto").split(cut) == (cut, [])
     assert Caller("named", "greet").split('{"age": ') == ('{"age": ', [])
     assert Caller("named", "greet").split("[" * 100_000) == ("[" * 100_000, [])
+
+
+@pytest.mark.parametrize(
+    ("made", "arguments"),
+    [
+        ('{"name": "greet", "parameters": {"age": 3}}', '{"age": 3}'),
+        (r'{"name": "greet", "arguments": "{\"age\": 3}"}', '{"age": 3}'),
+        ('{"name": "greet"}', "{}"),
+        ('{"name": "greet", "input": {"age": 3}}', None),
+        ('{"name": "greet", "arguments": "three"}', None),
+    ],
+)
+def test_other_ways_to_write_arguments(made: str, arguments: str | None) -> None:
+    text = f"<tool_call>{made}</tool_call>"
+    content, found = Caller("auto").split(text)
+    assert [call["function"]["arguments"] for call in found] == ([] if arguments is None else [arguments])
+    assert content == (text if arguments is None else None)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -130,7 +130,16 @@ class Grammars:
 
     @cached_property
     def words(self) -> Any:
-        """The tokenizer in llguidance's form."""
+        """The tokenizer in llguidance's form, with names for added tokens that no text has: a grammar that forces
+        "<think>" wants this text, not the token, which it would then refuse as no text."""
+        return self._words(nameless)
+
+    @cached_property
+    def named(self) -> Any:
+        """The same for grammars in Lark's notation, which may name added tokens, as in <|im_start|>."""
+        return self._words(lambda tokenizer: tokenizer)
+
+    def _words(self, change: Callable[[str], str]) -> Any:
         try:
             from llguidance import LLTokenizer
         except ImportError:
@@ -142,16 +151,17 @@ class Grammars:
         unpadded.no_padding()
         unpadded.no_truncation()
         count = max(self.vocab, len(self.tokenizer))
-        return LLTokenizer(unpadded.to_str(), n_vocab=count, eos_token=sorted(self.eos))
+        return LLTokenizer(change(unpadded.to_str()), n_vocab=count, eos_token=sorted(self.eos))
 
-    def guide(self, grammar: str, source: str) -> Guide:
-        """A guide at the start of a grammar. Raises Refusal, naming the field, for an invalid one."""
+    def guide(self, grammar: str, source: str, named: bool = False) -> Guide:
+        """A guide at the start of a grammar. `named`: it may name added tokens. Raises Refusal, naming the field, for
+        an invalid one."""
         from llguidance import LLMatcher, LLParserLimits
 
         if len(grammar) > LARGEST:
             raise Refusal(f"the grammar or schema has {len(grammar)} characters; {LARGEST} are allowed", source)
         matcher = LLMatcher(
-            self.words, grammar, log_level=0, limits=LLParserLimits(step_max_items=ITEMS, step_lexer_fuel=FUEL)
+            self.named if named else self.words, grammar, log_level=0, limits=LLParserLimits(step_max_items=ITEMS, step_lexer_fuel=FUEL)
         )
         matcher.compute_bitmask()  # here rather than in the decoding thread; copies share its caches
         if matcher.is_error():
@@ -190,6 +200,20 @@ class Grammars:
 
             return str(LLMatcher.grammar_from_regex(value))
         return lark(value)
+
+
+def nameless(tokenizer: str) -> str:
+    """The JSON of a tokenizer (of `tokenizers`) with names for its added tokens that no text has."""
+    made = json.loads(tokenizer)
+    names = {token["content"]: f"<|\ue000{token['id']}|>" for token in made["added_tokens"]}
+    for token in made["added_tokens"]:
+        token["content"] = names[token["content"]]
+    words = made["model"]["vocab"]
+    if isinstance(words, dict):
+        made["model"]["vocab"] = {names.get(word, word): i for word, i in words.items()}
+    else:
+        made["model"]["vocab"] = [[names.get(word, word), score] for word, score in words]
+    return json.dumps(made)
 
 
 def lark(grammar: str) -> str:

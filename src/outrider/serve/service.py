@@ -264,7 +264,8 @@ class Service:
             raise Refusal("ignore_eos does not work with a grammar; leave it out", "ignore_eos")
         if grammars and request.min_tokens:
             raise Refusal("min_tokens does not work with a grammar; leave it out", "min_tokens")
-        return self.grammars.guide(*grammars[0]) if grammars else None
+        named = request.structured_outputs is not None and request.structured_outputs.grammar is not None
+        return self.grammars.guide(*grammars[0], named) if grammars else None
 
     def encode(self, prompt: str | Sequence[int]) -> list[int]:
         if isinstance(prompt, str):

@@ -17,8 +17,8 @@ from .guide import of_schema
 from .protocol import ChatRequest, Refusal, Tool, ToolChoice
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
-# Strings match as a unit, so that a </tool_call> inside one does not end the call.
-CALL = re.compile(r'<tool_call>\s*(\{(?:[^"]|"[^"\\]*(?:\\.[^"\\]*)*")*?\})\s*</tool_call>', re.DOTALL)
+BEGINS = re.compile(rf"{OPEN}\s*(?={{)")
+DATA = "const", "enum", "default", "examples"  # keys of a JSON schema whose values are no schemas
 # In a template: {"name" after <tool_call>, with the Jinja and quotes between them.
 WRITES = re.compile(r"<tool_call>(\\n|\W){1,30}name\b")
 
@@ -42,7 +42,8 @@ class Caller:
         return text[:at].rstrip()
 
     def split(self, text: str) -> tuple[str | None, list[dict[str, Any]]]:
-        """A finished text as content and tool calls. An incomplete call is content."""
+        """A finished text as content and tool calls. A call that is incomplete or broken, and what follows it, is
+        content."""
         try:
             if self.kind == "named":
                 json.loads(text)
@@ -51,15 +52,30 @@ class Caller:
                 return None, [call(c["name"], spelled(c["arguments"])) for c in json.loads(text)]
         except (ValueError, RecursionError):
             return text, []
-        calls, rest, at = [], "", 0
-        for match in CALL.finditer(text, 0, text.rfind(CLOSE) + len(CLOSE) if CLOSE in text else 0):
-            rest, at = rest + text[at : match.start()].rstrip(), match.end()
+        calls, rest, at, last = [], "", 0, text.rfind(CLOSE)
+        while (match := BEGINS.search(text, at)) and match.start() < last:
             try:
-                made = json.loads(match[1])
-                calls.append(call(str(made["name"]), spelled(made.get("arguments", {}))))
+                made, end = json.JSONDecoder().raw_decode(text, match.end())
+                after = text[end:].lstrip()
+                if not after.startswith(CLOSE):
+                    break
+                calls.append(call(str(made["name"]), arguments_of(made)))
             except (ValueError, KeyError, TypeError, RecursionError):
-                return text, []
+                break
+            rest, at = rest + text[at : match.start()].rstrip(), len(text) - len(after) + len(CLOSE)
         return ((rest + text[at:]).rstrip() or None, calls[: 1 if self.single else None]) if calls else (text, [])
+
+
+def arguments_of(made: dict[str, Any]) -> str:
+    """The arguments of a call that a model wrote, as JSON; some write them as a string, or name them as Llama does.
+    Raises KeyError where they stand under another name."""
+    names = [name for name in ("arguments", "parameters") if name in made]
+    if not names and set(made) != {"name"}:
+        raise KeyError("arguments")
+    value = made[names[0]] if names else {}
+    if isinstance(value, str) and isinstance(json.loads(value), dict):
+        return value
+    return spelled(value)
 
 
 def spelled(value: Any) -> str:
@@ -95,14 +111,15 @@ def caller_of(request: ChatRequest, template: Any) -> Caller | None:
         calls = [
             {
                 "type": "object",
-                "properties": {"name": {"const": tool.function.name}, "arguments": parameters(tool)},
+                "properties": {"name": {"const": tool.function.name}, "arguments": {"$ref": f"#/$defs/{i}"}},
                 "required": ["name", "arguments"],
                 "additionalProperties": False,
             }
-            for tool in request.tools
+            for i, tool in enumerate(request.tools)
         ]
         several = {} if request.parallel_tool_calls else {"maxItems": 1}
-        schema = {"type": "array", "minItems": 1, **several, "items": {"anyOf": calls}}
+        inner = {str(i): moved(parameters(tool), f"#/$defs/{i}") for i, tool in enumerate(request.tools)}
+        schema = {"type": "array", "minItems": 1, **several, "items": {"anyOf": calls}, "$defs": inner}
         return Caller("required", grammar=of_schema(schema, "tools"))
     if not WRITES.search(str(template)):
         raise Refusal(
@@ -110,6 +127,18 @@ def caller_of(request: ChatRequest, template: Any) -> Caller | None:
             "tool_choice",
         )
     return Caller("auto", single=not request.parallel_tool_calls)
+
+
+def moved(schema: Any, place: str) -> Any:
+    """A JSON schema that stands at `place` in another one: its references to itself go there."""
+    if isinstance(schema, list):
+        return [moved(part, place) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    made = {key: part if key in DATA else moved(part, place) for key, part in schema.items()}
+    if isinstance(to := schema.get("$ref"), str) and (to == "#" or to.startswith("#/")):
+        made["$ref"] = place + to[1:]
+    return made
 
 
 def parameters(tool: Tool) -> dict[str, Any]:
