@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import signal
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +18,7 @@ from outrider.bench.models import Models
 from outrider.bench.peers.outrider import load as as_peer
 from outrider.bench.types import Ask, Method
 from outrider.commands.compare import compare
+from outrider.engine.loop import Batch
 from outrider.engine.prefixes import LEAST
 from outrider.llm import LLM
 
@@ -56,6 +58,27 @@ def test_a_chat_reads_what_is_new_and_writes_the_same(drafter: str, temperature:
 
 
 NOT_COUNTED = {"cached_tokens": 0, **{f"{what}_seconds": 0.0 for what in ("prefill", "decode", "draft", "verify")}}
+
+
+@pytest.mark.parametrize("how", ["close", "ctrl-c"])
+def test_a_chat_goes_on_from_an_answer_that_was_stopped(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = outrider.load("demo", "lookup", budget="8x4")
+    stream = llm.stream(STORY, max_new_tokens=60, seed=1)
+    next(stream)
+    if how == "close":
+        stream.close()
+    else:
+        monkeypatch.setattr(Batch, "account", lambda *_: signal.raise_signal(signal.SIGINT))
+        with pytest.raises(KeyboardInterrupt):
+            list(stream)
+        monkeypatch.undo()
+    read = stream.output
+    assert read.finish_reason == "interrupted"
+    prompt = [*llm.encode(STORY), *read.tokens, *llm.encode(TURNS[0])]
+    (mine,) = llm.generate(prompt, max_new_tokens=12, seed=2)
+    assert mine.usage.cached_tokens >= read.usage.prompt_tokens + len(read.tokens) - 1
+    (whole,) = replace(llm, prefixes=None).generate(prompt, max_new_tokens=12, seed=2)
+    assert mine.tokens == whole.tokens
 
 
 def test_several_texts_are_read_whole() -> None:

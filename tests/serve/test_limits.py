@@ -218,6 +218,19 @@ def test_a_header_has_a_deadline(llm: LLM, loaded: Any, start: Serve, sent: byte
     assert served.post(PATH, ASKED)
 
 
+def test_a_connection_that_rests_after_an_answer_takes_the_next_request(llm: LLM, loaded: Any, start: Serve) -> None:
+    """The deadline of its header begins with its first byte."""
+    served = start(service_of(llm, loaded, "demo", limits=Limits(header=0.5)))
+    asked = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", served.port), timeout=20) as sock:
+        for _ in range(2):
+            sock.sendall(asked[:20])
+            time.sleep(0.05)
+            sock.sendall(asked[20:])
+            assert sock.recv(4096).startswith(b"HTTP/1.1 200")
+            time.sleep(0.8)
+
+
 def test_idle_connections_are_closed_for_new_ones(llm: LLM, loaded: Any, start: Serve) -> None:
     """The one that has been without a request for the longest time goes; a busy one never does."""
     served = start(service_of(llm, loaded, "demo", limits=Limits(connections=3)))

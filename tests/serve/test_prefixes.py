@@ -13,6 +13,7 @@ import pytest
 from serve_world import Serve
 
 from outrider import drafters
+from outrider.backends.native import session
 from outrider.core.protocols import Kept
 from outrider.engine import Engine, generate
 from outrider.engine.prefixes import LEAST, Prefixes, common
@@ -98,6 +99,48 @@ def test_samples_of_one_prompt_share_its_reading(llm: LLM, loaded: Any, start: S
     page = served.send("GET", "/metrics")[2].decode()
     hits = next(line for line in page.splitlines() if line.startswith("vllm:prefix_cache_hits_total{"))
     assert float(hits.split()[1]) == 5 * (len(llm.encode(STORY)) - 1)
+
+
+@pytest.mark.trained
+@pytest.mark.parametrize("steps", [1, 3])
+def test_what_was_read_for_a_client_that_left_is_kept(
+    llm: LLM, loaded: Any, steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An editor asks at every key, and hangs up on what it asked before."""
+    scheduler = service_of(llm, loaded, "demo", rows=2).scheduler
+    monkeypatch.setattr(session, "CHUNK", 32)
+    prompt = llm.encode(STORY * 4)
+    job = Job(request(llm, prompt, 1), Choice("lookup"), lambda event: None)
+    scheduler.submit([job])
+    for _ in range(steps):
+        scheduler._turn()
+    scheduler.cancel([job])
+    scheduler._turn()
+    assert scheduler.reading is None
+    scheduler.thread.start()
+    asked = request(llm, prompt, 1)
+    ((tokens, again),) = write(scheduler, "lookup", [asked])
+    scheduler.close()
+    assert again.row is not None
+    assert again.row.usage.cached_tokens == 32 * steps
+    plain = Engine(llm.target, drafters.load("none"), llm.engine().budget, llm.engine().gumbel)
+    assert [*generate(plain, [asked])][-1].row.output == tokens
+
+
+@pytest.mark.trained
+def test_an_answer_that_was_stopped_is_kept(llm: LLM, loaded: Any) -> None:
+    scheduler = service_of(llm, loaded, "demo", rows=2).scheduler
+    job = Job(request(llm, llm.encode(STORY), 1, 40), Choice("lookup"), lambda event: None)
+    scheduler.submit([job])
+    while job.row is None or len(job.row.output) < 4:
+        scheduler._turn()
+    scheduler.cancel([job])
+    scheduler._turn()
+    scheduler.thread.start()
+    ((_, again),) = write(scheduler, "lookup", [request(llm, [*job.request.prompt, *job.row.output, 5], 1)])
+    scheduler.close()
+    assert again.row is not None
+    assert again.row.usage.cached_tokens >= len(job.request.prompt) + 3
 
 
 @pytest.mark.trained

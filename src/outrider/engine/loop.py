@@ -27,7 +27,6 @@ from .request import Done, Piece, Request, Row, alike, check_prompt
 
 P, T = ParamSpec("P"), TypeVar("T")
 LEAD = 16  # tokens of the prompt before what a caller expects: drafts are found by what stands before them
-ENDED = "eos", "stop", "length"  # the ends of texts that are kept
 
 
 @dataclass(frozen=True)
@@ -75,16 +74,22 @@ def generate(engine: Engine, requests: Iterable[Request], batch_size: int = 8) -
     integer("batch_size", batch_size)
     waiting = deque(Row(request, i) for i, request in enumerate(requests))
     batch: Batch | None = None
-    while waiting or batch:
-        free = batch_size - (len(batch.rows) if batch else 0)
-        if waiting and free:
-            for rows in alike([waiting.popleft() for _ in range(min(free, len(waiting)))]):
-                newcomers, pieces = Batch.start(engine, rows)
-                yield from pieces
-                batch = newcomers if batch is None else batch.join(newcomers)
-        if batch:
-            yield from batch.round()
-            batch = batch.leave()
+    try:
+        while waiting or batch:
+            free = batch_size - (len(batch.rows) if batch else 0)
+            if waiting and free:
+                for rows in alike([waiting.popleft() for _ in range(min(free, len(waiting)))]):
+                    newcomers, pieces = Batch.start(engine, rows)
+                    batch = newcomers if batch is None else batch.join(newcomers)
+                    yield from pieces
+            if batch:
+                yield from batch.round()
+                batch = batch.leave()
+    except (GeneratorExit, KeyboardInterrupt):
+        if batch is not None:  # the next prompt may go on from here; a round that was cut short changed nothing before
+            for i in range(len(batch.rows)):
+                batch.keep(i)
+        raise
 
 
 def _alone(step: Callable[Concatenate[Batch, P], T]) -> Callable[Concatenate[Batch, P], T]:
@@ -135,9 +140,10 @@ class Batch:
                 return end.value
 
     @classmethod
-    def read(cls, engine: Engine, rows: list[Row]) -> Generator[None, None, tuple[Batch | None, list[Piece]]]:
-        """The same in steps: it pauses between the chunks of the prompts, so that others may decode in between. The
-        prefix that a single row's text shares with a kept one is copied.
+    def read(cls, engine: Engine, rows: list[Row]) -> Generator[Batch, None, tuple[Batch | None, list[Piece]]]:
+        """The same in steps: it pauses between the chunks of the prompts, so that others may decode in between, and
+        yields what it has read so far, of which a caller that gives up may `keep` a row. The prefix that a single row's
+        text shares with a kept one is copied.
 
         A row that has an output already continues from there, as if that stood in its prompt. An encoder-decoder's rows
         cannot: their output is no part of what the encoder reads."""
@@ -170,7 +176,7 @@ class Batch:
             unread.difference_update(i for i, last in enumerate(chunk.last) if last)
             if not unread:
                 break
-            yield
+            yield batch
         batch.root = [row.output[-1] for row in rows]
         pieces = []
         for row in rows:
@@ -309,7 +315,7 @@ class Batch:
         """The batch without its finished rows and without those whose index is in `paused`, which another `read` may
         take up again; the last rows move into their places, so that few are copied."""
         for i, row in enumerate(self.rows):
-            if row.finish in ENDED:
+            if row.finish not in (None, "error"):
                 self.keep(i)
         live = [i for i, row in enumerate(self.rows) if row.finish is None and row.index not in paused]
         if not live:

@@ -134,7 +134,10 @@ class Connection(H11Protocol):
             self.line.move_to_end(self)
         self.watch()
         super().on_response_complete()
-        self.expect()
+        if self.idle and not self.conn.trailing_data[0]:
+            self.stop("header")  # what is idle after a response is uvicorn's to close
+        else:
+            self.expect()
 
     def pause_writing(self) -> None:
         super().pause_writing()

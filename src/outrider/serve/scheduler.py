@@ -34,18 +34,19 @@ SPACING = 16  # rows of other requests that may start between two texts of one r
 
 @dataclass
 class Reading:
-    """A prompt in prefill, and in scoring if requested; `steps` yields after each chunk. resumed: whether its text
-    continues after a pause."""
+    """A prompt in prefill, and in scoring if requested; `steps` yields after each chunk what it has read of the prompt.
+    resumed: whether its text continues after a pause."""
 
     job: Job
-    steps: Iterator[None]
+    steps: Iterator[Batch | None]
     resumed: bool = False
+    partial: Batch | None = None  # what is read so far
     newcomer: Batch | None = None
     pieces: list[Piece] = field(default_factory=list)
 
     @classmethod
     def of(cls, engine: Engine, job: Job, row: Row) -> Reading:
-        def steps() -> Iterator[None]:
+        def steps() -> Iterator[Batch | None]:
             if job.scoring is not None:
                 yield from job.scoring.read(engine.target)
             if job.request.max_new_tokens:
@@ -205,6 +206,8 @@ class Scheduler:
                 job.row.finish = "abort"
                 self._end(job, "abort")
                 if self.reading is not None and self.reading.job is job:
+                    if self.reading.partial is not None:
+                        self.reading.partial.keep(0)  # clients often ask the same again, or a little more
                     self.reading = None
         if self.batch is not None:
             self._leave(self._paused(self.batch))
@@ -257,12 +260,14 @@ class Scheduler:
         assert self.reading is not None
         reading, began = self.reading, monotonic()
         try:
-            done = next(reading.steps, reading) is reading
+            step = next(reading.steps, reading)
         except Exception as error:
             self.reading = None
             self._blame(reading.job, error)
             return
-        if done:
+        if not isinstance(step, Reading):
+            reading.partial = step or reading.partial
+        else:
             self.reading = None
             if not reading.resumed:
                 if reading.job.row is not None and reading.job.request.max_new_tokens:
