@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from copy import copy
+from dataclasses import dataclass, field
 from typing import Any
 
 from .params import InputError
@@ -15,32 +17,47 @@ MARKS = (
 NEXT = "<|file_separator|>", "<|file_sep|>", "<file_sep>", "<|repo_name|>", "<|fim_pad|>"  # what models write after it
 
 
-def prompt(before: str, after: str, tokenizer: Any, name: str) -> str:
-    """The prompt for what is missing between two texts.
+@dataclass(frozen=True)
+class Infill:
+    """How a model fills gaps.
 
-    Args:
-        before, after: the texts.
-        tokenizer: ours or one of transformers'; None for a model without.
-        name: what errors call the model.
-
-    Raises:
-        InputError: the model's vocabulary has no marks for it.
+    Attributes:
+        words: its tokenizer (of `tokenizers`), which takes marks in a text for text.
+        begin: the tokens that every text begins with.
+        marks: those before the text, before what follows the gap, and before what fills it.
+        ends: those that end what fills it, besides the model's own.
     """
-    first, second, last = marks(tokenizer, name)
-    return f"{first}{before}{second}{after}{last}"
 
+    words: Any = field(repr=False)
+    begin: tuple[int, ...]
+    marks: tuple[int, int, int]
+    ends: frozenset[int]
 
-def ends(tokenizer: Any, name: str) -> frozenset[int]:
-    """The tokens that end what fills a gap, besides the model's own. Raises InputError as `prompt`."""
-    ids = map(tokenizer.backend_tokenizer.token_to_id, (*marks(tokenizer, name), *NEXT))
-    return frozenset(token for token in ids if token is not None)
+    @classmethod
+    def of(cls, tokenizer: Any, name: str) -> Infill:
+        """That of a model.
 
+        Args:
+            tokenizer: ours or one of transformers'; None for a model without.
+            name: what errors call the model.
 
-def marks(tokenizer: Any, name: str) -> tuple[str, str, str]:
-    """The marks that the model's vocabulary has. Raises InputError for none."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is not None:
-        for three in MARKS:
-            if all(backend.token_to_id(mark) is not None for mark in three):
-                return three
-    raise InputError(f"{name} has no tokens for a gap in a text, as code models have; leave suffix out")
+        Raises:
+            InputError: the model's vocabulary has no marks for gaps.
+        """
+        backend: Any = getattr(tokenizer, "backend_tokenizer", None)
+        for three in MARKS if backend is not None else ():
+            first, second, last = map(backend.token_to_id, three)
+            if None not in (first, second, last):
+                words = copy(backend)
+                words.encode_special_tokens = True
+                begin = tuple(words.encode("").ids)
+                others = (backend.token_to_id(token) for token in NEXT)
+                ends = frozenset(token for token in (first, second, last, *others) if token is not None)
+                return cls(words, begin, (first, second, last), ends)
+        raise InputError(f"{name} has no tokens for a gap in a text, as code models have; leave suffix out")
+
+    def prompt(self, before: str, after: str) -> list[int]:
+        """Token ids of the prompt for what is missing between two texts."""
+        first, second, last = self.marks
+        read = (self.words.encode(text, add_special_tokens=False).ids for text in (before, after))
+        return [*self.begin, first, *next(read), second, *next(read), last]

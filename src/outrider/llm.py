@@ -29,7 +29,9 @@ from .params import LOSSY, InputError, Rule, Sampling, check_rule, integer
 
 logger = logging.getLogger(__name__)
 
-OPTIONS = ("max_new_tokens", "n", "seed", "batch_size", "rule", "budget", "stop", "ignore_eos", "sampling", "prediction")
+OPTIONS = (
+    "max_new_tokens", "n", "seed", "batch_size", "rule", "budget", "stop", "ignore_eos", "sampling", "prediction",
+)  # fmt: skip
 
 
 class Stream(Iterator[str]):

@@ -6,37 +6,50 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from serve_world import Served
+from serve_world import Serve
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
 
 from outrider import infill
+from outrider.llm import LLM
 from outrider.params import InputError
+from outrider.serve.start import service_of
 
 ASKED = {"prompt": "Once upon", "suffix": " the end", "temperature": 0, "max_tokens": 12}
 OURS = ("<|user|>", "<|assistant|>", "<|pad|>")  # tokens of the demo model, which has no marks
 
 
 def with_tokens(*tokens: str) -> Any:
-    words = {token: i for i, token in enumerate(("x", *tokens))}
-    return SimpleNamespace(backend_tokenizer=Tokenizer(WordLevel(words, unk_token="x")))
+    """A tokenizer of words, with these tokens added."""
+    made = Tokenizer(WordLevel({"x": 0, "a": 1, "b": 2}, unk_token="x"))
+    made.pre_tokenizer = WhitespaceSplit()
+    made.add_special_tokens(list(tokens))
+    return SimpleNamespace(backend_tokenizer=made)
 
 
 @pytest.mark.parametrize("marks", infill.MARKS)
 def test_the_prompt_has_the_marks_that_the_vocabulary_has(marks: tuple[str, str, str]) -> None:
     tokenizer = with_tokens(marks[2], "<|file_sep|>", *marks[:2])
-    assert infill.prompt("a", "b", tokenizer, "m") == f"{marks[0]}a{marks[1]}b{marks[2]}"
-    assert infill.ends(tokenizer, "m") == {1, 2, 3, 4}
+    first, second, last = map(tokenizer.backend_tokenizer.token_to_id, marks)
+    made = infill.Infill.of(tokenizer, "m")
+    assert made.prompt("a b", "b") == [first, 1, 2, second, 2, last]
+    assert made.ends == {first, second, last, tokenizer.backend_tokenizer.token_to_id("<|file_sep|>")}
+    inside = made.prompt(f"a {marks[1]}", f"{marks[2]} b")
+    assert [token for token in inside if token in made.marks] == [first, second, last], "a mark in a text is text"
 
 
 @pytest.mark.parametrize("tokenizer", [None, with_tokens(), with_tokens("<|fim_prefix|>", "<|fim_suffix|>")])
 def test_a_model_without_marks_is_refused(tokenizer: Any) -> None:
     with pytest.raises(InputError, match="m has no tokens for a gap"):
-        infill.prompt("a", "b", tokenizer, "m")
+        infill.Infill.of(tokenizer, "m")
 
 
-def test_a_gap_is_filled_and_ends_at_a_mark(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gap_is_filled_and_ends_at_a_mark(
+    llm: LLM, loaded: Any, start: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(infill, "MARKS", (OURS,))
+    served = start(service_of(llm, loaded, "demo"))
     filled = served.post("/v1/completions", {**ASKED, "return_token_ids": True})
     prompt = "<|user|>Once upon<|assistant|> the end<|pad|>"
     same = served.post("/v1/completions", {**ASKED, "prompt": prompt, "suffix": "", "return_token_ids": True})

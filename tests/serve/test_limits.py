@@ -229,7 +229,8 @@ def test_a_connection_that_rests_after_an_answer_takes_the_next_request(llm: LLM
             sock.sendall(asked[20:])
             answer = b""
             while b'"ok"}' not in answer:
-                assert (more := sock.recv(4096)), "it was closed without an answer"
+                more = sock.recv(4096)
+                assert more, "it was closed without an answer"
                 answer += more
             time.sleep(0.8)
 

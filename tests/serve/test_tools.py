@@ -12,7 +12,7 @@ from serve_world import Serve, Served, templated
 
 from outrider.llm import LLM
 from outrider.serve.guide import Grammars
-from outrider.serve.protocol import ChatRequest, Function, Tool
+from outrider.serve.protocol import ChatRequest, Function, Refusal, Tool
 from outrider.serve.start import service_of
 from outrider.serve.tools import Caller, caller_of
 
@@ -124,6 +124,18 @@ def test_a_call_that_was_cut_short_is_no_call(served: Served, how: Any) -> None:
     assert calls(pieces) == []
     assert content(pieces) == made["message"]["content"]
     assert pieces[-1]["finish_reason"] == "length"
+
+
+def test_a_response_may_have_a_format_or_be_a_call(caller: Served) -> None:
+    """Agents ask for both at every turn; `logit_bias` decides here."""
+    form = {"type": "json_schema", "json_schema": {"schema": {"const": "x"}}}
+    brace, quote, bracket = (caller.service.llm.encode(text)[-1] for text in ("<", '"', "{"))
+    asked = {"response_format": form, "parallel_tool_calls": False, "temperature": 0}
+    called = choice(caller, logit_bias={str(brace): 100, str(bracket): 50}, **asked)
+    assert called["finish_reason"] == "tool_calls", called
+    assert json.loads(called["message"]["tool_calls"][0]["function"]["arguments"])["age"] in (1, 2)
+    answered = choice(caller, logit_bias={str(quote): 100}, **asked)
+    assert answered["message"]["content"] == '"x"'
 
 
 def test_one_call_where_parallel_calls_are_off(caller: Served) -> None:
@@ -287,12 +299,11 @@ def test_a_stream_with_tools_has_every_requested_field(caller: Served, how: Any)
     ],
 )
 def test_auto_needs_a_template_that_writes_calls_as_we_read_them(template: Any, taken: bool) -> None:
-    from outrider.serve.protocol import ChatRequest, Refusal
-    from outrider.serve.tools import caller_of
-
     request = ChatRequest.model_validate({"messages": CHAT, "tools": [TOOL]})
     if taken:
-        assert caller_of(request, template) == Caller("auto")
+        made = caller_of(request, template)
+        assert made is not None
+        assert (made.kind, made.grammar) == ("auto", None)
     else:
         with pytest.raises(Refusal, match="tool_choice 'required'"):
             caller_of(request, template)

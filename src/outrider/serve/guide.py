@@ -120,6 +120,16 @@ class Guide:
         return Guide(self.start, self.ends, self.source, effort=self.effort)
 
 
+@dataclass(frozen=True)
+class Calls:
+    """Tool calls as a model writes them: the JSON of a schema between two marks, once or more often."""
+
+    before: str
+    after: str
+    schema: dict[str, Any]
+    single: bool = False
+
+
 @dataclass
 class Grammars:
     """Grammars for one tokenizer, compiled on request."""
@@ -160,24 +170,35 @@ class Grammars:
 
         if len(grammar) > LARGEST:
             raise Refusal(f"the grammar or schema has {len(grammar)} characters; {LARGEST} are allowed", source)
-        matcher = LLMatcher(
-            self.named if named else self.words, grammar, log_level=0, limits=LLParserLimits(step_max_items=ITEMS, step_lexer_fuel=FUEL)
-        )
+        words, limits = self.named if named else self.words, LLParserLimits(step_max_items=ITEMS, step_lexer_fuel=FUEL)
+        matcher = LLMatcher(words, grammar, log_level=0, limits=limits)
         matcher.compute_bitmask()  # here rather than in the decoding thread; copies share its caches
         if matcher.is_error():
             lines = matcher.get_error().strip().splitlines()
             raise Refusal(f"the grammar or schema cannot be used: {lines[0]}", source)
         return Guide(matcher, self.eos, source)
 
-    @staticmethod
-    def of_format(given: ResponseFormat | None) -> str | None:
+    def of_format(self, given: ResponseFormat | None, calls: Calls | None = None) -> str | None:
+        """The grammar of a response, which may be calls instead."""
         if given is None or given.type == "text":
             return None
-        if given.type == "json_object":
-            return of_schema({"type": "object"}, "response_format")
-        if given.json_schema is None:
+        if given.type == "json_schema" and given.json_schema is None:
             raise Refusal("response_format of type json_schema needs json_schema", "response_format.json_schema")
-        return of_schema(given.json_schema.json_schema, "response_format")
+        schema = given.json_schema.json_schema if given.json_schema else {"type": "object"}
+        if calls is None:
+            return of_schema(schema, "response_format")
+        rules = (
+            "start: answer | call" + ("" if calls.single else " (SPACE call)*"), f"answer: %json {json.dumps(schema)}",
+            f"call: {self.mark(calls.before)} SPACE body SPACE {self.mark(calls.after)}",
+            f"body: %json {json.dumps(calls.schema)}", r"SPACE: /\s{0,2}/",
+        )  # fmt: skip
+        return lark("\n".join(rules), "response_format")
+
+    def mark(self, text: str) -> str:
+        """A text in Lark's notation: as the added token that it is, or as text."""
+        backend = getattr(self.tokenizer, "backend_tokenizer", None)
+        token = None if backend is None else backend.token_to_id(text)
+        return json.dumps(text) if token is None else f"<[{token}]>"
 
     @staticmethod
     def of_structure(given: StructuredOutputs | None) -> str | None:
@@ -216,14 +237,14 @@ def nameless(tokenizer: str) -> str:
     return json.dumps(made)
 
 
-def lark(grammar: str) -> str:
-    """A grammar in Lark's notation, in llguidance's form."""
+def lark(grammar: str, source: str = "structured_outputs") -> str:
+    """A grammar in Lark's notation, in llguidance's form. Raises Refusal, naming the field."""
     from llguidance import grammar_from
 
     try:
         return str(grammar_from("grammar", grammar))
     except (ValueError, RecursionError) as error:
-        raise Refusal(f"the grammar cannot be used: {first_line(error)}", "structured_outputs") from None
+        raise Refusal(f"the grammar cannot be used: {first_line(error)}", source) from None
 
 
 def of_schema(schema: dict[str, Any] | str, source: str) -> str:

@@ -12,11 +12,12 @@ from functools import cached_property
 from typing import Any
 from uuid import uuid4
 
-from .. import __version__, infill, machine
+from .. import __version__, machine
 from ..core.text import Places
 from ..encoding import has_template
 from ..engine.request import Request, check_prompt
 from ..engine.stopping import Stop
+from ..infill import Infill
 from ..llm import LLM
 from ..params import InputError, Sampling
 from .call import Call, Channel
@@ -104,7 +105,7 @@ class Service:
         caller = None
         if isinstance(request, ChatRequest):
             caller = caller_of(request, getattr(self.llm.tokenizer, "chat_template", None))
-        return caller, self.guide(request, caller.grammar if caller else None)
+        return caller, self.guide(request, caller)
 
     def chat(self, request: ChatRequest, channel: Channel, caller: Caller | None, guide: Guide | None) -> Call:
         tools = [tool.model_dump(exclude_none=True) for tool in request.tools] if caller else None
@@ -131,9 +132,7 @@ class Service:
             raise Refusal("max_tokens: 0 generates nothing and is only for echo", "max_tokens")
         given: Any = request.prompt
         pieces = given if isinstance(given, list) and not isinstance(given[0], int) else [given]
-        if request.suffix:
-            pieces = [self.gap(piece, request) for piece in pieces]
-        prompts = [self.encode(piece) for piece in pieces]
+        prompts = [self.gap(piece, request) if request.suffix else self.encode(piece) for piece in pieces]
         for prompt in prompts:
             self.check_context(prompt, request.max_tokens, "prompt")
         echoes = []
@@ -206,15 +205,22 @@ class Service:
         except InputError as error:
             raise Refusal(str(error), str(error).partition(" ")[0]) from None
 
-    def gap(self, before: str | Sequence[int], request: CompletionRequest) -> str:
+    @cached_property
+    def infill(self) -> Infill:
+        """How the model fills gaps. Raises Refusal where it cannot."""
+        try:
+            return Infill.of(self.llm.tokenizer, self.name)
+        except InputError as error:
+            raise Refusal(str(error), "suffix") from None
+
+    def gap(self, before: str | Sequence[int], request: CompletionRequest) -> list[int]:
         """The prompt for what is missing between a prompt and the request's suffix."""
         if not isinstance(before, str) or request.echo:
             wrong = "echo" if request.echo else "a prompt of token ids"
             raise Refusal(f"suffix does not work with {wrong}; leave one of them out", "suffix")
-        try:
-            return infill.prompt(before, request.suffix, self.llm.tokenizer, self.name)
-        except InputError as error:
-            raise Refusal(str(error), "suffix") from None
+        for text, name in ((before, "prompt"), (request.suffix, "suffix")):
+            self.check_length(text, name)
+        return self.infill.prompt(before, request.suffix)
 
     def predicted(self, request: ChatRequest | CompletionRequest) -> list[int]:
         """Token ids of what a chat's answer is expected to contain."""
@@ -234,7 +240,7 @@ class Service:
             raise Refusal(f"the token {last} is outside the vocabulary of {vocab}", "stop_token_ids")
         ends = frozenset() if request.ignore_eos else self.llm.eos
         if isinstance(request, CompletionRequest) and request.suffix and not request.ignore_eos:
-            ends |= infill.ends(self.llm.tokenizer, self.name)
+            ends |= self.infill.ends
         return self.llm.stops(ends | frozenset(request.stop_token_ids), strings, limit, request.min_tokens)
 
     def choice(self, ours: Ours | None) -> Choice:
@@ -250,11 +256,11 @@ class Service:
         name = ours.drafter or fleet.default
         return Choice(name) if ours.budget is None else Choice(name, ours.budget + 1)
 
-    def guide(self, request: Common, of_tools: str | None) -> Guide | None:
-        """The grammar of a request, if any."""
+    def guide(self, request: Common, caller: Caller | None) -> Guide | None:
+        """The grammar of a request, if any. A model that may call tools may do so in place of a formatted response."""
         options = {
-            "tools": of_tools,
-            "response_format": self.grammars.of_format(request.response_format),
+            "tools": caller.grammar if caller else None,
+            "response_format": self.grammars.of_format(request.response_format, caller.calls if caller else None),
             "structured_outputs": self.grammars.of_structure(request.structured_outputs),
         }
         grammars = [(grammar, name) for name, grammar in options.items() if grammar is not None]

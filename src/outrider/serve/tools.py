@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
-from .guide import of_schema
+from .guide import Calls, of_schema
 from .protocol import ChatRequest, Refusal, Tool, ToolChoice
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
@@ -31,6 +32,7 @@ class Caller:
     name: str = ""  # of the function, if it is named
     grammar: str | None = None
     single: bool = False  # at most one call: `parallel_tool_calls` is false
+    calls: Calls | None = None  # those that the model may write in place of a formatted response
 
     def ready(self, text: str) -> str:
         """The prefix of an unfinished text that is content, whatever follows."""
@@ -107,26 +109,34 @@ def caller_of(request: ChatRequest, template: Any) -> Caller | None:
         if not named:
             raise Refusal(f"there is no tool {choice.function.name!r} among the tools", "tool_choice")
         return Caller("named", choice.function.name, of_schema(parameters(named[0]), "tools"))
+    one, inner = call_of(request.tools)
     if choice == "required":
-        calls = [
-            {
-                "type": "object",
-                "properties": {"name": {"const": tool.function.name}, "arguments": {"$ref": f"#/$defs/{i}"}},
-                "required": ["name", "arguments"],
-                "additionalProperties": False,
-            }
-            for i, tool in enumerate(request.tools)
-        ]
         several = {} if request.parallel_tool_calls else {"maxItems": 1}
-        inner = {str(i): moved(parameters(tool), f"#/$defs/{i}") for i, tool in enumerate(request.tools)}
-        schema = {"type": "array", "minItems": 1, **several, "items": {"anyOf": calls}, "$defs": inner}
+        schema = {"type": "array", "minItems": 1, **several, "items": one, "$defs": inner}
         return Caller("required", grammar=of_schema(schema, "tools"))
     if not WRITES.search(str(template)):
         raise Refusal(
             "this model's chat template writes no JSON in <tool_call>; use tool_choice 'required' or name a function",
             "tool_choice",
         )
-    return Caller("auto", single=not request.parallel_tool_calls)
+    single = not request.parallel_tool_calls
+    return Caller("auto", single=single, calls=Calls(OPEN, CLOSE, {**one, "$defs": inner}, single))
+
+
+def call_of(tools: Sequence[Tool]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The JSON schema of a call of one of these tools, and those of their arguments, for the `$defs` of what it stands
+    in."""
+    calls = [
+        {
+            "type": "object",
+            "properties": {"name": {"const": tool.function.name}, "arguments": {"$ref": f"#/$defs/{i}"}},
+            "required": ["name", "arguments"],
+            "additionalProperties": False,
+        }
+        for i, tool in enumerate(tools)
+    ]
+    inner = {str(i): moved(parameters(tool), f"#/$defs/{i}") for i, tool in enumerate(tools)}
+    return {"anyOf": calls}, inner
 
 
 def moved(schema: Any, place: str) -> Any:
