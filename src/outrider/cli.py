@@ -42,7 +42,7 @@ GROUPS = {
     "Measure": {
         "recommend": "Find the fastest drafter for a model on this machine.",
         "bench": "Compare methods with each other and with stock transformers, with a report.",
-        "info": "Show versions, threads, devices, models and drafters; with MODEL, what it is and who runs it.",
+        "info": "Show versions, threads, devices, models and drafters; with MODEL, what it is and what runs it.",
     },
     "Make drafters": {
         "train": "Train a drafter for your target on your text.",

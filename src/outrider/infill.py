@@ -49,8 +49,11 @@ class Infill:
             first, second, last = map(backend.token_to_id, three)
             if None not in (first, second, last):
                 words = copy(backend)
+                words.no_padding()
+                words.no_truncation()
                 words.encode_special_tokens = True
-                begin = tuple(words.encode("").ids)
+                bare, whole = (words.encode("a", add_special_tokens=added).ids for added in (False, True))
+                begin = tuple(whole[: next(i for i in range(len(whole)) if whole[i : i + len(bare)] == bare)])
                 others = (backend.token_to_id(token) for token in NEXT)
                 ends = frozenset(token for token in (first, second, last, *others) if token is not None)
                 return cls(words, begin, (first, second, last), ends)

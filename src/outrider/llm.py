@@ -133,7 +133,7 @@ class LLM:
             ignore_eos: continue after the model's end of text.
             sampling: a `Sampling`; or its fields one by one, as in `temperature=0.7, top_p=0.9`.
             prediction: what the texts may contain, such as the file that they change. Suffix decoding and prompt lookup
-                draft from it; no text depends on it.
+                draft from it; under the default rule no text depends on it.
 
         Returns:
             An `Output` for each text: the first prompt's `n`, then the second's, and so on.

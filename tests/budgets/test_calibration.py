@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -248,6 +248,23 @@ def test_the_fit_steers_the_trees() -> None:
     assert fit.scale < 0.8  # with the noise, the draft model agrees with the target more often than at s = 1
     late = fitted[-len(fitted) // 2 :]
     assert ece(reliability(p for f in late for p in f.pairs)) < 0.5 * ece(reliability(p for f in raw for p in f.pairs))
+
+
+class Floored(FixedBudget):
+    """A budget that keeps likely nodes alone, as the adaptive one does."""
+
+    def choose(self, rows: Rows) -> Budget:
+        return replace(super().choose(rows), floor=0.2)
+
+
+def test_drafts_come_back_where_s_left_none() -> None:
+    """Hot texts raise s until every node lies below the floor, and a draft without nodes teaches nothing."""
+    target, drafter = world()
+    fit = Fit(20.0)
+    engine = Engine(target, Calibrated(drafter, fit), Floored(10, 4), GumbelNoise(VOCAB))
+    pieces = list(generate(engine, [Request(prompt(0), 0, 200, Sampling())]))
+    assert fit.scale < 5
+    assert pieces[-1].row.usage.accepted > 20
 
 
 @pytest.mark.parametrize("rule", ["rejection", "typical"])

@@ -60,18 +60,17 @@ def test_a_chat_reads_what_is_new_and_writes_the_same(drafter: str, temperature:
 NOT_COUNTED = {"cached_tokens": 0, **{f"{what}_seconds": 0.0 for what in ("prefill", "decode", "draft", "verify")}}
 
 
-@pytest.mark.parametrize("how", ["close", "ctrl-c"])
-def test_a_chat_goes_on_from_an_answer_that_was_stopped(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("step", ["propose", "judge", "account"])
+def test_a_chat_goes_on_from_an_answer_that_was_stopped(step: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By Ctrl-C, wherever in a round it comes."""
     llm = outrider.load("demo", "lookup", budget="8x4")
     stream = llm.stream(STORY, max_new_tokens=60, seed=1)
-    next(stream)
-    if how == "close":
-        stream.close()
-    else:
-        monkeypatch.setattr(Batch, "account", lambda *_: signal.raise_signal(signal.SIGINT))
-        with pytest.raises(KeyboardInterrupt):
-            list(stream)
-        monkeypatch.undo()
+    assert [next(stream) for _ in range(3)]
+    inner = getattr(Batch, step)
+    monkeypatch.setattr(Batch, step, lambda *given: (signal.raise_signal(signal.SIGINT), inner(*given))[1])
+    with pytest.raises(KeyboardInterrupt):
+        list(stream)
+    monkeypatch.undo()
     read = stream.output
     assert read.finish_reason == "interrupted"
     prompt = [*llm.encode(STORY), *read.tokens, *llm.encode(TURNS[0])]
@@ -79,6 +78,16 @@ def test_a_chat_goes_on_from_an_answer_that_was_stopped(how: str, monkeypatch: p
     assert mine.usage.cached_tokens >= read.usage.prompt_tokens + len(read.tokens) - 1
     (whole,) = replace(llm, prefixes=None).generate(prompt, max_new_tokens=12, seed=2)
     assert mine.tokens == whole.tokens
+
+
+def test_a_stream_that_is_left_keeps_nothing() -> None:
+    """It may be collected at any moment, also while another call looks for what is kept."""
+    llm = outrider.load("demo", "lookup")
+    stream = llm.stream(STORY, max_new_tokens=60, seed=1)
+    assert [next(stream) for _ in range(3)]
+    stream.close()
+    assert llm.prefixes is not None
+    assert not llm.prefixes.texts
 
 
 def test_several_texts_are_read_whole() -> None:

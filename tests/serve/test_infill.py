@@ -10,6 +10,7 @@ from serve_world import Serve
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
+from tokenizers.processors import TemplateProcessing
 
 from outrider import infill
 from outrider.llm import LLM
@@ -37,6 +38,17 @@ def test_the_prompt_has_the_marks_that_the_vocabulary_has(marks: tuple[str, str,
     assert made.ends == {first, second, last, tokenizer.backend_tokenizer.token_to_id("<|file_sep|>")}
     inside = made.prompt(f"a {marks[1]}", f"{marks[2]} b")
     assert [token for token in inside if token in made.marks] == [first, second, last], "a mark in a text is text"
+
+
+def test_the_prompt_begins_as_texts_do_and_does_not_end_as_they_do() -> None:
+    tokenizer = with_tokens("<s>", "</s>", *infill.MARKS[1])
+    backend = tokenizer.backend_tokenizer
+    begin, end = map(backend.token_to_id, ("<s>", "</s>"))
+    backend.post_processor = TemplateProcessing("<s> $A </s>", special_tokens=[("<s>", begin), ("</s>", end)])
+    backend.enable_truncation(2)
+    backend.enable_padding(length=9)
+    made = infill.Infill.of(tokenizer, "m")
+    assert made.prompt("a b a b", "") == [begin, made.marks[0], 1, 2, 1, 2, *made.marks[1:]]
 
 
 @pytest.mark.parametrize("tokenizer", [None, with_tokens(), with_tokens("<|fim_prefix|>", "<|fim_suffix|>")])

@@ -42,8 +42,6 @@ def test_other_predictions_are_refused(served: Served, wrong: Any) -> None:
 
 
 def test_a_prediction_longer_than_the_context_is_refused(served: Served) -> None:
-    long = {"type": "content", "content": "bear " * 500_000}
-    assert served.post("/v1/chat/completions", {**ASKED, "prediction": long}, 413)
     shorter = {"type": "content", "content": "bear " * 100_000}
     error = served.post("/v1/chat/completions", {**ASKED, "prediction": shorter}, 400)["error"]
     assert error["code"] == "context_length_exceeded"

@@ -13,6 +13,9 @@ import numpy as np
 import pytest
 import torch
 from serve_world import Served
+from tokenizers import AddedToken, Tokenizer
+from tokenizers.decoders import ByteFallback
+from tokenizers.models import BPE
 
 from outrider.backends.torch import verify as torch_verify
 from outrider.core import verify
@@ -22,12 +25,12 @@ from outrider.engine.request import Request, Row
 from outrider.engine.stopping import Stop
 from outrider.llm import LLM
 from outrider.params import Sampling
-from outrider.serve.guide import Grammars
+from outrider.serve.guide import Grammars, nameless
 from outrider.serve.job import Watch
 from outrider.serve.protocol import StructuredOutputs
 
 pytestmark = pytest.mark.trained
-pytest.importorskip("llguidance", reason="llguidance is not installed: pip install 'outrider[serve]'")
+llguidance = pytest.importorskip("llguidance", reason="llguidance is not installed: pip install 'outrider[serve]'")
 CHAT = [{"role": "user", "content": "Who are you?"}]
 PERSON = {
     "type": "object",
@@ -96,6 +99,21 @@ def test_text_that_looks_like_an_added_token_is_text(served: Served) -> None:
     form = {"type": "json_schema", "json_schema": {"schema": {"const": "<|end|>"}}}
     assert json.loads(texts(served, response_format=form)) == "<|end|>"
     assert texts(served, structured_outputs={"grammar": 'start: <|pad|> "so"'}) == "so"
+
+
+@pytest.mark.parametrize("special", [False, True])
+def test_added_tokens_that_are_merged_from_others(special: bool) -> None:
+    """Runs of spaces and of line breaks in Gemma's vocabulary, and what ends a text."""
+    words = ["a", "\n", "\n\n", "<end>"]
+    tokenizer = Tokenizer(BPE({word: i for i, word in enumerate(words)}, [("\n", "\n")]))
+    tokenizer.decoder = ByteFallback()
+    tokenizer.add_special_tokens(["<end>"])
+    tokenizer.add_tokens([AddedToken("\n\n", special=special)])
+    grammars = Grammars(tokenizer, 4, frozenset({3}))
+    grammars.__dict__["words"] = llguidance.LLTokenizer(nameless(tokenizer.to_str()), n_vocab=4, eos_token=[3])
+    guide = grammars.guide(grammars.of_structure(StructuredOutputs(regex="[a\n]*")) or "", "regex")
+    scores = guide([0], np.zeros(4, np.float32))
+    assert np.isfinite(scores).tolist() == [True, True, not special, True]
 
 
 def test_rows_with_and_without_a_grammar_beside_each_other(served: Served) -> None:

@@ -11,8 +11,8 @@ import pytest
 from serve_world import Serve, Served, templated
 
 from outrider.llm import LLM
-from outrider.serve.guide import Grammars
-from outrider.serve.protocol import ChatRequest, Function, Refusal, Tool
+from outrider.serve.guide import Calls, Grammars
+from outrider.serve.protocol import ChatRequest, Function, Refusal, ResponseFormat, Tool
 from outrider.serve.start import service_of
 from outrider.serve.tools import Caller, caller_of
 
@@ -87,12 +87,13 @@ def test_tools_that_must_be_called(served: Served, how: Any) -> None:
     assert pieces[-1]["finish_reason"] == "tool_calls"
 
 
-NESTED = {  # a schema that refers to itself and to a part of itself, and has a property that is called "$ref"
-    "type": "object", "required": ["age", "next", "$ref"], "additionalProperties": False,
+NESTED = {  # a schema that refers to itself and to a part of itself, and has properties that are called like keywords
+    "type": "object", "required": ["default", "next", "$ref"], "additionalProperties": False,
     "properties": {
-        "age": {"$ref": "#/$defs/age"}, "next": {"anyOf": [{"$ref": "#"}, {"const": None}]}, "$ref": {"const": "#/x"},
+        "default": {"$ref": "#/$defs/enum"}, "next": {"anyOf": [{"$ref": "#"}, {"const": None}]},
+        "$ref": {"const": "#/x"},
     },
-    "$defs": {"age": {"enum": [7]}},
+    "$defs": {"enum": {"enum": [7]}},
 }  # fmt: skip
 
 
@@ -103,7 +104,7 @@ def test_a_schema_that_refers_to_itself(llm: LLM) -> None:
     caller = caller_of(ChatRequest.model_validate(asked), None)
     assert caller is not None
     assert caller.grammar is not None
-    inner = {"age": 7, "next": None, "$ref": "#/x"}
+    inner = {"default": 7, "next": None, "$ref": "#/x"}
     call = {"name": "nest", "arguments": {**inner, "next": inner}}
     grammars = Grammars(llm.tokenizer, llm.target.vocab, llm.eos)
     for value, fits in ((call, True), ({**call, "arguments": {**inner, "next": [call]}}, False)):
@@ -136,6 +137,18 @@ def test_a_response_may_have_a_format_or_be_a_call(caller: Served) -> None:
     assert json.loads(called["message"]["tool_calls"][0]["function"]["arguments"])["age"] in (1, 2)
     answered = choice(caller, logit_bias={str(quote): 100}, **asked)
     assert answered["message"]["content"] == '"x"'
+    hard = {"type": "function", "function": {"name": "hard", "parameters": {"not": {"type": "string"}}}}
+    assert choice(caller, logit_bias={str(quote): 100}, tools=[hard], **asked)["message"]["content"] == '"x"'
+
+
+def test_calls_have_the_models_own_marks(llm: LLM) -> None:
+    """As tokens, where its vocabulary has them."""
+    grammars = Grammars(llm.tokenizer, llm.target.vocab, llm.eos)
+    calls = Calls("<|user|>", "<|end-of-call|>", {"const": 1})
+    guide = grammars.guide(grammars.of_format(ResponseFormat(type="json_object"), calls) or "", "response_format")
+    for mark, taken in (("<|user|>", True), ("<|assistant|>", False)):
+        ids = llm.tokenizer(f"{mark}1<|end-of-call|>", add_special_tokens=False)["input_ids"]
+        assert (guide.fork().matcher.try_consume_tokens(ids) == len(ids)) is taken
 
 
 def test_one_call_where_parallel_calls_are_off(caller: Served) -> None:
@@ -184,7 +197,11 @@ def test_calls_in_the_models_own_words() -> None:
         (r'{"name": "greet", "arguments": "{\"age\": 3}"}', '{"age": 3}'),
         ('{"name": "greet"}', "{}"),
         ('{"name": "greet", "input": {"age": 3}}', None),
+        ('{"name": "greet", "arguments": ""}', "{}"),
+        ('{"name": "greet", "id": "1"}', "{}"),
         ('{"name": "greet", "arguments": "three"}', None),
+        ('{"name": "greet", "arguments": "5"}', None),
+        (r'{"name": "greet", "arguments": "{\"age\": NaN}"}', None),
     ],
 )
 def test_other_ways_to_write_arguments(made: str, arguments: str | None) -> None:

@@ -223,8 +223,8 @@ class Talk:
 
 
 def converse(talk: Talk, lines: Iterator[str]) -> int:
-    """Turn by turn until the input ends. It goes on after InputErrors, which are printed; returns their number. Several
-    lines at once, as they are pasted, are no command."""
+    """Turn by turn until the input ends. It goes on after InputErrors, which are printed; returns their number. A
+    message of several lines is never a command."""
     from ..params import InputError, Interrupted
 
     answers = failed = 0
@@ -232,10 +232,9 @@ def converse(talk: Talk, lines: Iterator[str]) -> int:
         for line in lines:
             try:
                 words = line.strip()
-                is_command = words.startswith("/") and "\n" not in words
-                if is_command and words.split()[0] == "/quit":
+                if words.split() == ["/quit"]:
                     break
-                if is_command:
+                if line.startswith("/") and "\n" not in words:
                     typer.secho(talk.command(words), fg=GREY, err=True)
                 elif words:
                     talk.ask(line)
@@ -273,16 +272,17 @@ def typed() -> Iterator[str]:
         except KeyboardInterrupt:
             typer.secho("\n(/quit or Ctrl-D leaves)", fg=GREY, err=True)
             continue
-        remember()
+        remember(line)
         yield line
 
 
-def history() -> Callable[[], None]:
-    """Load the history of earlier conversations; returns a function that saves it."""
+def history() -> Callable[[str], None]:
+    """Load the history of earlier conversations; returns a function that saves it with a message that was typed.
+    Messages of several lines are left out: its file has an entry for each line."""
     try:
         import readline
     except ImportError:  # not available on every system
-        return lambda: None
+        return lambda line: None
     state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     file = Path(state) / "outrider" / "chat_history"
     readline.set_history_length(1000)
@@ -295,9 +295,11 @@ def history() -> Callable[[], None]:
         if file.exists():
             readline.read_history_file(file)
     except OSError:
-        return lambda: None  # without a writable home there is no history
+        return lambda line: None  # without a writable home there is no history
 
-    def remember() -> None:
+    def remember(line: str) -> None:
+        if "\n" in line and (last := readline.get_current_history_length()):
+            readline.remove_history_item(last - 1)
         with suppress(OSError):
             readline.write_history_file(file)
 

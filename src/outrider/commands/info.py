@@ -67,7 +67,7 @@ def about_files(place: Place) -> dict[str, Any]:
     except InputError as error:
         return {"passes": f"none here: {error}"}
     if files is None:
-        return {"passes": "torch"}
+        return {"passes": "torch" if find_spec("torch") else "none here: it needs torch"}
     made, numbers, sizes = files.description, 0, Counter[str]()
     for one in files.parameters.values():
         numbers += prod(one.shape)

@@ -238,7 +238,7 @@ class Drafter(Protocol):
     reads_tree: bool = True  # does `observe` look at a round's nodes, or at its tokens alone?
     scale: float | None = None  # s of its confidences softmax(r / s), where they can be scaled
     samples: bool = False  # can it sample its trees, as `rejection` and `block` allow?
-    reopens: bool = True  # does its state depend on the text alone, so that a prefill restores it?
+    reopens: bool = True  # does its state depend on the text alone (and `expect`), so that a prefill restores it?
     parts: Sequence[Drafter] = ()  # of a mix or a choice
 
     @property

@@ -37,6 +37,7 @@ KEEP = 0.998  # of the information, per family: what the fit remembers is worth 
 PRIOR = 16.0  # information that the first s is worth
 STEP = 0.25  # the most that one family moves log s
 BOUNDS = (0.05, 20.0)  # of s
+BACK = 0.2  # of the way back, in log s, after a draft of which no node was kept
 BINS = 20  # of confidences
 LEAST = 1e-4  # what drafted children leave over at least: no confidence is certainty
 
@@ -101,6 +102,11 @@ class Fit:
         step = max(-STEP, min(STEP, slope / self.information))
         self.scale = min(max(self.scale * math.exp(step), BOUNDS[0]), BOUNDS[1])
 
+    def relax(self, own: float) -> None:
+        """A step towards the drafter's own s, after a draft of which no node was kept: it has no family to learn from,
+        so an s that leaves every node below the budget's floor would stay for ever."""
+        self.scale *= (own / self.scale) ** BACK
+
 
 @dataclass
 class Rates:
@@ -149,7 +155,7 @@ class Calibrated(Drafter):
         return self.inner.reopens
 
     def open(self, prompts: Sequence[Sequence[int]], capacity: int) -> CalibratedDrafting:
-        return CalibratedDrafting(self.inner.open(prompts, capacity), self.fit)
+        return CalibratedDrafting(self.inner.open(prompts, capacity), self.fit, self.inner.scale or 1.0)
 
 
 @dataclass
@@ -158,6 +164,7 @@ class CalibratedDrafting(Drafting):
 
     inner: Any
     fit: Fit
+    scale: float  # the drafter's own s
     mine: DraftTree | None = None  # this round's; it is scored by the tokens added, whichever tree was verified
 
     def expect(self, row: int, tokens: Sequence[int]) -> None:
@@ -174,6 +181,8 @@ class CalibratedDrafting(Drafting):
         # Under the other rules a text may depend on s, and hence would on the requests before and beside it.
         own = replace(budget, scale=self.fit.scale) if rows.rule == "coupled" else budget
         self.mine = tree = self.inner.propose(rows, own)
+        if tree.nodes < 2 and min(budget.nodes - 1, budget.depth, max(rows.remaining) - 1) > 0:
+            self.fit.relax(self.scale)
         return tree
 
     def select(self, index: Sequence[int]) -> None:

@@ -85,10 +85,9 @@ def generate(engine: Engine, requests: Iterable[Request], batch_size: int = 8) -
             if batch:
                 yield from batch.round()
                 batch = batch.leave()
-    except (GeneratorExit, KeyboardInterrupt):
-        if batch is not None:  # the next prompt may go on from here; a round that was cut short changed nothing before
-            for i in range(len(batch.rows)):
-                batch.keep(i)
+    except KeyboardInterrupt:  # the next prompt may go on from here; a round that was cut short changed nothing before
+        if batch is not None and len(batch.rows) == 1 and batch.rows[0].finish != "error":
+            batch.keep(0)
         raise
 
 

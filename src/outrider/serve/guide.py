@@ -7,6 +7,7 @@ is the same with any draft. Parsing is done by llguidance (`pip install outrider
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Sequence
 from copy import copy
@@ -20,6 +21,7 @@ from ..core.types import Array
 from ..params import first_line
 from .protocol import Refusal, ResponseFormat, StructuredOutputs
 
+MARKED = re.compile("<.*>", re.DOTALL)
 LARGEST = 64 << 10  # characters of a grammar or schema
 # Less than llguidance's defaults (50,000 and 200,000): the batch waits for a mask.
 ITEMS, FUEL = 10_000, 100_000  # per step
@@ -161,7 +163,10 @@ class Grammars:
         unpadded.no_padding()
         unpadded.no_truncation()
         count = max(self.vocab, len(self.tokenizer))
-        return LLTokenizer(change(unpadded.to_str()), n_vocab=count, eos_token=sorted(self.eos))
+        try:
+            return LLTokenizer(change(unpadded.to_str()), n_vocab=count, eos_token=sorted(self.eos))
+        except ValueError as error:
+            raise Refusal(f"structured output cannot use this model's tokenizer: {first_line(error)}") from None
 
     def guide(self, grammar: str, source: str, named: bool = False) -> Guide:
         """A guide at the start of a grammar. `named`: it may name added tokens. Raises Refusal, naming the field, for
@@ -224,11 +229,17 @@ class Grammars:
 
 
 def nameless(tokenizer: str) -> str:
-    """The JSON of a tokenizer (of `tokenizers`) with names for its added tokens that no text has."""
+    """The JSON of a tokenizer (of `tokenizers`) with names that no text has for the added tokens which llguidance takes
+    for no text: special ones, and those that are written <so>."""
     made = json.loads(tokenizer)
-    names = {token["content"]: f"<|\ue000{token['id']}|>" for token in made["added_tokens"]}
+    merged = {"".join(pair.split(" ") if isinstance(pair, str) else pair) for pair in made["model"].get("merges", ())}
+    names = {
+        token["content"]: f"<|\ue000{token['id']}|>"
+        for token in made["added_tokens"]
+        if (token["special"] or MARKED.fullmatch(token["content"])) and token["content"] not in merged
+    }
     for token in made["added_tokens"]:
-        token["content"] = names[token["content"]]
+        token["content"] = names.get(token["content"], token["content"])
     words = made["model"]["vocab"]
     if isinstance(words, dict):
         made["model"]["vocab"] = {names.get(word, word): i for word, i in words.items()}

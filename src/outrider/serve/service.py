@@ -22,7 +22,7 @@ from ..llm import LLM
 from ..params import InputError, Sampling
 from .call import Call, Channel
 from .fleet import Choice
-from .guide import Grammars, Guide
+from .guide import Calls, Grammars, Guide
 from .job import Job, Watch
 from .protocol import ChatRequest, Common, CompletionRequest, Message, Ours, Refusal
 from .scheduler import Scheduler
@@ -257,10 +257,21 @@ class Service:
         return Choice(name) if ours.budget is None else Choice(name, ours.budget + 1)
 
     def guide(self, request: Common, caller: Caller | None) -> Guide | None:
-        """The grammar of a request, if any. A model that may call tools may do so in place of a formatted response."""
+        """The grammar of a request, if any. A model that may call tools may do so in place of a formatted response,
+        with any object as arguments if their schemas cannot be grammars."""
+        calls = caller.calls() if caller else None
+        try:
+            return self.compiled(request, caller.grammar if caller else None, calls)
+        except Refusal:
+            if caller is None or calls is None:
+                raise
+            return self.compiled(request, caller.grammar, caller.calls(free=True))
+
+    def compiled(self, request: Common, of_tools: str | None, calls: Calls | None) -> Guide | None:
+        """The grammar of a request, of which a formatted response may be calls instead."""
         options = {
-            "tools": caller.grammar if caller else None,
-            "response_format": self.grammars.of_format(request.response_format, caller.calls if caller else None),
+            "tools": of_tools,
+            "response_format": self.grammars.of_format(request.response_format, calls),
             "structured_outputs": self.grammars.of_structure(request.structured_outputs),
         }
         grammars = [(grammar, name) for name, grammar in options.items() if grammar is not None]

@@ -18,8 +18,10 @@ from .guide import Calls, of_schema
 from .protocol import ChatRequest, Refusal, Tool, ToolChoice
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
-BEGINS = re.compile(rf"{OPEN}\s*(?={{)")
-DATA = "const", "enum", "default", "examples"  # keys of a JSON schema whose values are no schemas
+BEGINS, ENDS = re.compile(rf"{OPEN}\s*(?={{)"), re.compile(rf"\s*{CLOSE}")
+# Keys of a JSON schema whose values are no schemas, and those whose values are schemas by name.
+DATA = "const", "enum", "default", "examples"
+NAMED = "properties", "patternProperties", "$defs", "definitions", "dependentSchemas"
 # In a template: {"name" after <tool_call>, with the Jinja and quotes between them.
 WRITES = re.compile(r"<tool_call>(\\n|\W){1,30}name\b")
 
@@ -32,7 +34,11 @@ class Caller:
     name: str = ""  # of the function, if it is named
     grammar: str | None = None
     single: bool = False  # at most one call: `parallel_tool_calls` is false
-    calls: Calls | None = None  # those that the model may write in place of a formatted response
+    tools: tuple[Tool, ...] = ()  # that the model may call as it likes
+
+    def calls(self, free: bool = False) -> Calls | None:
+        """Those that the model may write in place of a formatted response; free: with any object as arguments."""
+        return Calls(OPEN, CLOSE, call_of(self.tools, free), self.single) if self.tools else None
 
     def ready(self, text: str) -> str:
         """The prefix of an unfinished text that is content, whatever follows."""
@@ -58,26 +64,30 @@ class Caller:
         while (match := BEGINS.search(text, at)) and match.start() < last:
             try:
                 made, end = json.JSONDecoder().raw_decode(text, match.end())
-                after = text[end:].lstrip()
-                if not after.startswith(CLOSE):
+                closed = ENDS.match(text, end)
+                if closed is None:
                     break
                 calls.append(call(str(made["name"]), arguments_of(made)))
             except (ValueError, KeyError, TypeError, RecursionError):
                 break
-            rest, at = rest + text[at : match.start()].rstrip(), len(text) - len(after) + len(CLOSE)
+            rest, at = rest + text[at : match.start()].rstrip(), closed.end()
         return ((rest + text[at:]).rstrip() or None, calls[: 1 if self.single else None]) if calls else (text, [])
 
 
 def arguments_of(made: dict[str, Any]) -> str:
     """The arguments of a call that a model wrote, as JSON; some write them as a string, or name them as Llama does.
-    Raises KeyError where they stand under another name."""
-    names = [name for name in ("arguments", "parameters") if name in made]
-    if not names and set(made) != {"name"}:
+    Raises ValueError for a string that is no object, KeyError where an object stands under another name."""
+    for name in ("arguments", "parameters"):
+        if name in made:
+            value = made[name]
+            if isinstance(value, str):
+                value = json.loads(value or "{}")
+                if not isinstance(value, dict):
+                    raise ValueError(f"arguments are an object, not {value!r}")
+            return spelled(value)
+    if any(isinstance(value, dict) for value in made.values()):
         raise KeyError("arguments")
-    value = made[names[0]] if names else {}
-    if isinstance(value, str) and isinstance(json.loads(value), dict):
-        return value
-    return spelled(value)
+    return "{}"
 
 
 def spelled(value: Any) -> str:
@@ -109,23 +119,21 @@ def caller_of(request: ChatRequest, template: Any) -> Caller | None:
         if not named:
             raise Refusal(f"there is no tool {choice.function.name!r} among the tools", "tool_choice")
         return Caller("named", choice.function.name, of_schema(parameters(named[0]), "tools"))
-    one, inner = call_of(request.tools)
     if choice == "required":
         several = {} if request.parallel_tool_calls else {"maxItems": 1}
-        schema = {"type": "array", "minItems": 1, **several, "items": one, "$defs": inner}
+        call = call_of(request.tools)
+        schema = {"type": "array", "minItems": 1, **several, "items": {"anyOf": call["anyOf"]}, "$defs": call["$defs"]}
         return Caller("required", grammar=of_schema(schema, "tools"))
     if not WRITES.search(str(template)):
         raise Refusal(
             "this model's chat template writes no JSON in <tool_call>; use tool_choice 'required' or name a function",
             "tool_choice",
         )
-    single = not request.parallel_tool_calls
-    return Caller("auto", single=single, calls=Calls(OPEN, CLOSE, {**one, "$defs": inner}, single))
+    return Caller("auto", single=not request.parallel_tool_calls, tools=tuple(request.tools))
 
 
-def call_of(tools: Sequence[Tool]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The JSON schema of a call of one of these tools, and those of their arguments, for the `$defs` of what it stands
-    in."""
+def call_of(tools: Sequence[Tool], free: bool = False) -> dict[str, Any]:
+    """The JSON schema of a call of one of these tools. free: its arguments are any object."""
     calls = [
         {
             "type": "object",
@@ -135,17 +143,22 @@ def call_of(tools: Sequence[Tool]) -> tuple[dict[str, Any], dict[str, Any]]:
         }
         for i, tool in enumerate(tools)
     ]
-    inner = {str(i): moved(parameters(tool), f"#/$defs/{i}") for i, tool in enumerate(tools)}
-    return {"anyOf": calls}, inner
+    inner = {
+        str(i): {"type": "object"} if free else moved(parameters(tool), f"#/$defs/{i}") for i, tool in enumerate(tools)
+    }
+    return {"anyOf": calls, "$defs": inner}
 
 
 def moved(schema: Any, place: str) -> Any:
     """A JSON schema that stands at `place` in another one: its references to itself go there."""
     if isinstance(schema, list):
         return [moved(part, place) for part in schema]
-    if not isinstance(schema, dict):
+    if not isinstance(schema, dict) or "$id" in schema:  # references are to what `$id` names
         return schema
-    made = {key: part if key in DATA else moved(part, place) for key, part in schema.items()}
+    made = {key: part if key in DATA else moved(part, place) for key, part in schema.items() if key not in NAMED}
+    for key in NAMED:
+        if isinstance(schemas := schema.get(key), dict):
+            made[key] = {name: moved(part, place) for name, part in schemas.items()}
     if isinstance(to := schema.get("$ref"), str) and (to == "#" or to.startswith("#/")):
         made["$ref"] = place + to[1:]
     return made
