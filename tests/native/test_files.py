@@ -106,6 +106,39 @@ def test_a_mutated_header_is_read_or_refused_in_one_sentence(written: Path, tmp_
     assert 100 < refused < 2000
 
 
+def split(folder: Path) -> list[Path]:
+    """A file in three parts, as `llama-gguf-split` names them."""
+    out = gguf.GGUFWriter(str(folder / "it.gguf"), "llama", split_max_tensors=1)
+    out.add_string("t.string", "all of it")
+    for i, name in enumerate("abc"):
+        out.add_tensor(name, np.full((2, 4), i, np.float32))
+    out.write_header_to_file()
+    out.write_kv_data_to_file()
+    out.write_tensors_to_file()
+    out.close()
+    return sorted(folder.glob("it-*-of-00003.gguf"))
+
+
+@pytest.mark.parametrize("asked", [0, 2])
+def test_a_file_in_parts_is_read_whole(tmp_path: Path, asked: int) -> None:
+    file = open_gguf(split(tmp_path)[asked])
+    assert file.metadata["t.string"] == "all of it"
+    values = {name: float(tensor.array().max()) for name, tensor in file.tensors.items()}
+    assert values == {"a": 0.0, "b": 1.0, "c": 2.0}
+
+
+def test_parts_that_are_missing_renamed_or_the_same_are_named(tmp_path: Path) -> None:
+    first, second, third = split(tmp_path)
+    kept = third.read_bytes()
+    third.write_bytes(second.read_bytes())
+    assert "holds b, as another part does" in (refusal(first) or "")
+    third.unlink()
+    assert "it-00003-of-00003.gguf is not beside it" in (refusal(second) or "")
+    third.write_bytes(kept)
+    assert refusal(first) is None
+    assert "one of 3 parts" in (refusal(first.rename(tmp_path / "model.gguf")) or "")
+
+
 def refusal(path: Path) -> str | None:
     """What is said of a file, whose tensors lie within it if nothing is."""
     try:

@@ -27,6 +27,7 @@ from outrider.backends.native.passes import as_float
 from outrider.backends.native.target import NativeTarget, load
 from outrider.backends.native.weights import widened
 from outrider.backends.torch import gguf
+from outrider.backends.torch.hf import HFTarget
 from outrider.backends.torch.mark import mark_of
 from outrider.backends.torch.module import ModuleTarget
 from outrider.core.protocols import Target
@@ -87,6 +88,20 @@ def outputs(target: Target, texts: Sequence[list[int]]) -> list[np.ndarray]:
         session.keep(paths[: len(texts)])
         paths = [[0]] * 3
     return [np.ascontiguousarray(array).view(np.uint8) for array in results]
+
+
+@torch.no_grad()
+def test_yarn_stretches_the_context() -> None:
+    """Configs have the original length in `max_position_embeddings`, as Qwen's cards advise, or the stretched one."""
+    yarn = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}
+    for most in (64, 256):
+        model = family("llama", torch.float32, rope_parameters=yarn, max_position_embeddings=most)
+        target = ModuleTarget(model)
+        assert target.context == HFTarget(model).context == 256
+        ids = text(1, 200)
+        chunk = list(target.open(256).prefill([ids], ()))[-1]
+        stock = model(torch.tensor([ids])).logits[0, -1].numpy()
+        np.testing.assert_allclose(chunk.output.logits[0, 0], stock, atol=1e-4)
 
 
 @torch.no_grad()
@@ -310,6 +325,7 @@ def test_neither_torch_nor_transformers_is_imported(tmp_path: Path) -> None:
     family("llama", torch.bfloat16).save_pretrained(tmp_path)
     program = """
 import sys
+from outrider.backends.torch.hf import HFTarget
 from outrider.backends.native.target import load
 from outrider.backends.native.text_tokenizer import load_tokenizer
 from outrider.core.tree import chain

@@ -10,6 +10,7 @@ import errno
 import json
 import math
 import mmap
+import re
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from .pages import forget
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
+PART = re.compile(r"(.*)-\d{5}-of-(\d{5})(\.gguf)", re.IGNORECASE)  # of a file that was split
 DIMENSIONS, NAME, DEPTH = 4, 64, 2  # most dimensions and name bytes of a tensor; most levels of nested arrays
 HEADER = 100_000_000  # most bytes of a safetensors header, as the format's own reader has it
 
@@ -114,7 +116,7 @@ def open_gguf(path: str | Path) -> ModelFile:
     """Read the header of a .gguf file and map its tensors. A file that has not changed is not read again.
 
     Args:
-        path: a file of version 2 or 3, little-endian.
+        path: a file of version 2 or 3, little-endian; or one of the parts of such a file, which lie beside it.
 
     Returns:
         Metadata (numbers, strings and booleans; arrays of numbers as numpy arrays, of strings as lists) and tensors.
@@ -129,7 +131,7 @@ def open_gguf(path: str | Path) -> ModelFile:
         raise InputError(f"{path} cannot be read: {(error.strerror or str(error)).lower()}") from None
     key = path.resolve(), about.st_size, about.st_mtime_ns
     if (file := _open.get(key)) is None:
-        file = _open[key] = _gguf(path)
+        file = _open[key] = _whole(_gguf(path))
     _last[:] = [file]
     return file
 
@@ -147,6 +149,28 @@ def _gguf(path: Path) -> ModelFile:
         return _Header(path, data).parse()
     except _Damaged as damaged:
         raise InputError(f"{path} is damaged or cut off ({damaged}); fetch it again") from None
+
+
+def _whole(part: ModelFile) -> ModelFile:
+    """A model whose file was split, of one of its parts; the first has the metadata."""
+    count = part.metadata.get("split.count", 1)
+    if count == 1:
+        return part
+    named = PART.fullmatch(part.path.name)
+    if named is None or int(named[2]) != count:
+        raise InputError(f"{part.path} is one of {count} parts, named as in model-00001-of-{count:05}.gguf; name it so")
+    tensors: dict[str, Tensor] = {}
+    metadata: Mapping[str, Any] = {}
+    for i in range(1, count + 1):
+        path = part.path.with_name(f"{named[1]}-{i:05}-of-{named[2]}{named[3]}")
+        if not path.exists():
+            raise InputError(f"{part.path} is one of {count} parts, and {path.name} is not beside it; fetch it too")
+        other = part if path == part.path else _gguf(path)
+        metadata = metadata or other.metadata
+        if both := sorted(tensors.keys() & other.tensors):
+            raise InputError(f"{path} holds {both[0]}, as another part does; fetch the parts again")
+        tensors |= other.tensors
+    return ModelFile(part.path, metadata, tensors)
 
 
 def open_safetensors(path: str | Path) -> ModelFile:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ...params import InputError
+from ..native.families import yarn_reach
 from . import positions
 from .session import Pass
 
@@ -147,7 +148,7 @@ def context_of(model: Any, family: Family) -> int:
     if stretched is not None:
         name = "original_max_position_embeddings"
         most = min(most, int(stretched.get(name) or getattr(config, name, None) or most))
-    return most
+    return max(most, yarn_reach(rope_types(config).get("yarn") or {}))
 
 
 def experts_of(model: Any) -> str | None:
