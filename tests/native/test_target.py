@@ -325,7 +325,6 @@ def test_neither_torch_nor_transformers_is_imported(tmp_path: Path) -> None:
     family("llama", torch.bfloat16).save_pretrained(tmp_path)
     program = """
 import sys
-from outrider.backends.torch.hf import HFTarget
 from outrider.backends.native.target import load
 from outrider.backends.native.text_tokenizer import load_tokenizer
 from outrider.core.tree import chain

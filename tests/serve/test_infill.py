@@ -74,3 +74,4 @@ def test_a_gap_is_filled_and_ends_at_a_mark(
     assert [choice["text"] for choice in two] == [filled["choices"][0]["text"]] * 2
     for wrong in ({"echo": True}, {"prompt": [5, 6]}):
         assert served.post("/v1/completions", {**ASKED, **wrong}, 400)["error"]["param"] == "suffix"
+    assert served.get("/health"), "the lines of the log are written, which the next test may read"
