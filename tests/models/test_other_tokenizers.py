@@ -16,6 +16,8 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
+    GPTNeoConfig,
+    GPTNeoForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     Mamba2Config,
@@ -244,14 +246,19 @@ def test_a_model_that_drafts_for_itself_is_right(way: str) -> None:
 
 
 @pytest.mark.parametrize("way", ["same", "text", "shared"])
-@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "gpt_neo"])
 def test_beyond_its_context_a_draft_model_loses_nothing(kind: str, way: str, folders: Any, tmp_path: Path) -> None:
-    """Also one with learnt positions, of which there are no more; and a long row harms none beside it."""
+    """Also one with learnt positions, of which there are no more, or with a mask of that size; and a long row harms
+    none beside it."""
     rows = len(wrapped("bytes"))
     if kind == "llama":
         config: Any = LlamaConfig(vocab_size=rows, max_position_embeddings=24, hidden_size=8, intermediate_size=8,
                                   num_hidden_layers=1, num_attention_heads=1)  # fmt: skip
         LlamaForCausalLM(config).save_pretrained(tmp_path)
+    elif kind == "gpt_neo":
+        config = GPTNeoConfig(vocab_size=rows, max_position_embeddings=24, hidden_size=8, num_layers=1, num_heads=1,
+                              attention_types=[[["global"], 1]])  # fmt: skip
+        GPTNeoForCausalLM(config).save_pretrained(tmp_path)
     else:
         GPT2LMHeadModel(GPT2Config(vocab_size=rows, n_positions=24, n_embd=8, n_layer=1, n_head=1)).save_pretrained(
             tmp_path

@@ -80,7 +80,8 @@ class HFTarget(StockTarget):
 
     def read(self, session: TreeSession, prompts: Sequence[Sequence[int]], taps: tuple[int, ...]) -> Iterator[Prefill]:
         """Prompts, right-padded, CHUNK tokens at a time, from where a lone row already is. Pads lie beyond a row's
-        length and are overwritten.
+        length and are overwritten. The first chunk, which has the model's own mask, is no longer than its context:
+        a draft model may read more than that.
 
         A chunk's logits are computed at the rows' last tokens alone.
         """
@@ -89,8 +90,9 @@ class HFTarget(StockTarget):
         if n > session.cache.limit:
             raise InputError(f"a prompt has {n} tokens and the cache is limited to {session.cache.limit}; shorten it")
         tokens = padded(prompts, device)
-        for first in range(max(session.lengths), n, CHUNK):
-            end = min(first + CHUNK, n)
+        step = min(CHUNK, self.context)
+        for first in range(max(session.lengths), n, step):
+            end = min(first + step, n)
             counts = [min(max(size - first, 0), end - first) for size in sizes]
             ends = [max(c, 1) - 1 for c in counts]
             logit_nodes = sorted(set(ends))
