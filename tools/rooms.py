@@ -18,7 +18,7 @@ ROOMS: dict[str, tuple[str, str]] = {
     "shipped": ("params", "the models and drafters that come with the package, by name"),
     "plugins": ("params", "drafters, objectives and peers by name: our files, and other packages' entry points"),
     "encoding": ("params", "a caller's prompts as token ids"),
-    "infill": ("params", "the prompt for what is missing between two texts"),
+    "infill": ("params", "fill-in-the-middle prompts"),
     "schema": ("params", "dataclasses from JSON and to it"),
     "prompts": ("params", "JSON lines as rows and as prompts"),
     "core": ("params", "trees, noise, sampling, verification, tokens to text, and the protocols of target and drafter"),

@@ -1,4 +1,4 @@
-"""Filling in the middle: the prompt that asks for what is missing between two texts, as code models learned it."""
+"""Fill-in-the-middle (FIM): the prompt that asks a code model for what is missing between a prefix and a suffix."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from typing import Any
 
 from .params import InputError
 
-# What stands before the text, before what follows the gap, and before what fills it.
-MARKS = (
+TOKENS = (  # those before the prefix, before the suffix and before the middle
     ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # Qwen, CodeGemma
     ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),  # StarCoder, Granite
     ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),  # DeepSeek
 )
-NEXT = "<|file_separator|>", "<|file_sep|>", "<file_sep>", "<|repo_name|>", "<|fim_pad|>"  # what models write after it
+# What models write after the middle.
+NEXT = "<|file_separator|>", "<|file_sep|>", "<file_sep>", "<|repo_name|>", "<|fim_pad|>"
 
 
 @dataclass(frozen=True)
 class Infill:
-    """How a model fills gaps.
+    """How a model is asked for the middle.
 
     Attributes:
-        words: its tokenizer (of `tokenizers`), which takes marks in a text for text.
+        tokenizer: of `tokenizers`; it encodes special tokens in a text as plain text.
         begin: the tokens that every text begins with.
-        marks: those before the text, before what follows the gap, and before what fills it.
-        ends: those that end what fills it, besides the model's own.
+        tokens: the FIM tokens before the prefix, before the suffix and before the middle.
+        ends: tokens that end the middle, besides the model's end of text.
     """
 
-    words: Any = field(repr=False)
+    tokenizer: Any = field(repr=False)
     begin: tuple[int, ...]
-    marks: tuple[int, int, int]
+    tokens: tuple[int, int, int]
     ends: frozenset[int]
 
     @classmethod
@@ -42,25 +42,25 @@ class Infill:
             name: what errors call the model.
 
         Raises:
-            InputError: the model's vocabulary has no marks for gaps.
+            InputError: the model's vocabulary has no FIM tokens.
         """
         backend: Any = getattr(tokenizer, "backend_tokenizer", None)
-        for three in MARKS if backend is not None else ():
-            first, second, last = map(backend.token_to_id, three)
-            if None not in (first, second, last):
-                words = copy(backend)
-                words.no_padding()
-                words.no_truncation()
-                words.encode_special_tokens = True
-                bare, whole = (words.encode("a", add_special_tokens=added).ids for added in (False, True))
+        for three in TOKENS if backend is not None else ():
+            prefix, suffix, middle = map(backend.token_to_id, three)
+            if None not in (prefix, suffix, middle):
+                plain = copy(backend)
+                plain.no_padding()
+                plain.no_truncation()
+                plain.encode_special_tokens = True
+                bare, whole = (plain.encode("a", add_special_tokens=added).ids for added in (False, True))
                 begin = tuple(whole[: next(i for i in range(len(whole)) if whole[i : i + len(bare)] == bare)])
                 others = (backend.token_to_id(token) for token in NEXT)
-                ends = frozenset(token for token in (first, second, last, *others) if token is not None)
-                return cls(words, begin, (first, second, last), ends)
-        raise InputError(f"{name} has no tokens for a gap in a text, as code models have; leave suffix out")
+                ends = frozenset(token for token in (prefix, suffix, middle, *others) if token is not None)
+                return cls(plain, begin, (prefix, suffix, middle), ends)
+        raise InputError(f"{name} has no fill-in-the-middle tokens, as code models have; leave suffix out")
 
-    def prompt(self, before: str, after: str) -> list[int]:
-        """Token ids of the prompt for what is missing between two texts."""
-        first, second, last = self.marks
-        read = (self.words.encode(text, add_special_tokens=False).ids for text in (before, after))
-        return [*self.begin, first, *next(read), second, *next(read), last]
+    def prompt(self, prefix: str, suffix: str) -> list[int]:
+        """Token ids of the prompt for what is missing between these texts."""
+        before_prefix, before_suffix, before_middle = self.tokens
+        first, last = (self.tokenizer.encode(text, add_special_tokens=False).ids for text in (prefix, suffix))
+        return [*self.begin, before_prefix, *first, before_suffix, *last, before_middle]

@@ -1,4 +1,4 @@
-"""`suffix` of /v1/completions: what is missing between two texts, by the marks of the model's vocabulary."""
+"""`suffix` of /v1/completions: fill-in-the-middle by the FIM tokens of the vocabulary."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from outrider.params import InputError
 from outrider.serve.start import service_of
 
 ASKED = {"prompt": "Once upon", "suffix": " the end", "temperature": 0, "max_tokens": 12}
-OURS = ("<|user|>", "<|assistant|>", "<|pad|>")  # tokens of the demo model, which has no marks
+OURS = ("<|user|>", "<|assistant|>", "<|pad|>")  # tokens of the demo model, which has no FIM tokens
 
 
 def with_tokens(*tokens: str) -> Any:
@@ -29,45 +29,45 @@ def with_tokens(*tokens: str) -> Any:
     return SimpleNamespace(backend_tokenizer=made)
 
 
-@pytest.mark.parametrize("marks", infill.MARKS)
-def test_the_prompt_has_the_marks_that_the_vocabulary_has(marks: tuple[str, str, str]) -> None:
-    tokenizer = with_tokens(marks[2], "<|file_sep|>", *marks[:2])
-    first, second, last = map(tokenizer.backend_tokenizer.token_to_id, marks)
+@pytest.mark.parametrize("three", infill.TOKENS)
+def test_the_prompt_has_the_fim_tokens_of_the_vocabulary(three: tuple[str, str, str]) -> None:
+    tokenizer = with_tokens(three[2], "<|file_sep|>", *three[:2])
+    first, second, last = map(tokenizer.backend_tokenizer.token_to_id, three)
     made = infill.Infill.of(tokenizer, "m")
     assert made.prompt("a b", "b") == [first, 1, 2, second, 2, last]
     assert made.ends == {first, second, last, tokenizer.backend_tokenizer.token_to_id("<|file_sep|>")}
-    inside = made.prompt(f"a {marks[1]}", f"{marks[2]} b")
-    assert [token for token in inside if token in made.marks] == [first, second, last], "a mark in a text is text"
+    inside = made.prompt(f"a {three[1]}", f"{three[2]} b")
+    assert [token for token in inside if token in made.tokens] == [first, second, last], (
+        "a FIM token within a text is text"
+    )
 
 
 def test_the_prompt_begins_as_texts_do_and_does_not_end_as_they_do() -> None:
-    tokenizer = with_tokens("<s>", "</s>", *infill.MARKS[1])
+    tokenizer = with_tokens("<s>", "</s>", *infill.TOKENS[1])
     backend = tokenizer.backend_tokenizer
     begin, end = map(backend.token_to_id, ("<s>", "</s>"))
     backend.post_processor = TemplateProcessing("<s> $A </s>", special_tokens=[("<s>", begin), ("</s>", end)])
     backend.enable_truncation(2)
     backend.enable_padding(length=9)
     made = infill.Infill.of(tokenizer, "m")
-    assert made.prompt("a b a b", "") == [begin, made.marks[0], 1, 2, 1, 2, *made.marks[1:]]
+    assert made.prompt("a b a b", "") == [begin, made.tokens[0], 1, 2, 1, 2, *made.tokens[1:]]
 
 
 @pytest.mark.parametrize("tokenizer", [None, with_tokens(), with_tokens("<|fim_prefix|>", "<|fim_suffix|>")])
-def test_a_model_without_marks_is_refused(tokenizer: Any) -> None:
-    with pytest.raises(InputError, match="m has no tokens for a gap"):
+def test_a_model_without_fim_tokens_is_refused(tokenizer: Any) -> None:
+    with pytest.raises(InputError, match="m has no fill-in-the-middle tokens"):
         infill.Infill.of(tokenizer, "m")
 
 
-def test_a_gap_is_filled_and_ends_at_a_mark(
-    llm: LLM, loaded: Any, start: Serve, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(infill, "MARKS", (OURS,))
+def test_the_middle_ends_at_a_fim_token(llm: LLM, loaded: Any, start: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(infill, "TOKENS", (OURS,))
     served = start(service_of(llm, loaded, "demo"))
     filled = served.post("/v1/completions", {**ASKED, "return_token_ids": True})
     prompt = "<|user|>Once upon<|assistant|> the end<|pad|>"
     same = served.post("/v1/completions", {**ASKED, "prompt": prompt, "suffix": "", "return_token_ids": True})
     assert filled["choices"][0]["prompt_token_ids"] == same["choices"][0]["prompt_token_ids"]
     assert filled["choices"][0]["text"] == same["choices"][0]["text"]
-    for ignore, reason in ((False, "stop"), (True, "length")):  # its first token is a mark
+    for ignore, reason in ((False, "stop"), (True, "length")):  # its first token is one of them
         asked = {**ASKED, "logit_bias": {"3": 100}, "ignore_eos": ignore}
         assert served.post("/v1/completions", asked)["choices"][0]["finish_reason"] == reason
     two = served.post("/v1/completions", {**ASKED, "prompt": ["Once upon", "Once upon"]})["choices"]

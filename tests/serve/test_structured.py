@@ -25,7 +25,7 @@ from outrider.engine.request import Request, Row
 from outrider.engine.stopping import Stop
 from outrider.llm import LLM
 from outrider.params import Sampling
-from outrider.serve.guide import Grammars, nameless
+from outrider.serve.guide import Grammars, renamed
 from outrider.serve.job import Watch
 from outrider.serve.protocol import StructuredOutputs
 
@@ -110,7 +110,7 @@ def test_added_tokens_that_are_merged_from_others(special: bool) -> None:
     tokenizer.add_special_tokens(["<end>"])
     tokenizer.add_tokens([AddedToken("\n\n", special=special)])
     grammars = Grammars(tokenizer, 4, frozenset({3}))
-    grammars.__dict__["words"] = llguidance.LLTokenizer(nameless(tokenizer.to_str()), n_vocab=4, eos_token=[3])
+    grammars.__dict__["words"] = llguidance.LLTokenizer(renamed(tokenizer.to_str()), n_vocab=4, eos_token=[3])
     guide = grammars.guide(grammars.of_structure(StructuredOutputs(regex="[a\n]*")) or "", "regex")
     scores = guide([0], np.zeros(4, np.float32))
     assert np.isfinite(scores).tolist() == [True, True, not special, True]

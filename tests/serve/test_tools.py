@@ -141,7 +141,7 @@ def test_a_response_may_have_a_format_or_be_a_call(caller: Served) -> None:
     assert choice(caller, logit_bias={str(quote): 100}, tools=[hard], **asked)["message"]["content"] == '"x"'
 
 
-def test_calls_have_the_models_own_marks(llm: LLM) -> None:
+def test_calls_have_the_models_own_tags(llm: LLM) -> None:
     """As tokens, where its vocabulary has them."""
     grammars = Grammars(llm.tokenizer, llm.target.vocab, llm.eos)
     calls = Calls("<|user|>", "<|end-of-call|>", {"const": 1})

@@ -85,7 +85,7 @@ def about_files(place: Place) -> dict[str, Any]:
 
 
 def lines(of: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """What `about_model` found, for people."""
+    """The result of `about_model` as labelled lines."""
     yield from ((key, of[key]) for key in ("model", "where", "weights") if of[key])
     if "family" in of:
         yield "family", f"{of['family']}, {of['layers']} layers of width {of['width']}"

@@ -26,7 +26,7 @@ from .prefixes import Prefixes, Seen
 from .request import Done, Piece, Request, Row, alike, check_prompt
 
 P, T = ParamSpec("P"), TypeVar("T")
-LEAD = 16  # tokens of the prompt before what a caller expects: drafts are found by what stands before them
+LEAD = 16  # prompt tokens put before a prediction: its first tokens are matched by what precedes them
 
 
 @dataclass(frozen=True)

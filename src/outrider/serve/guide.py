@@ -21,7 +21,7 @@ from ..core.types import Array
 from ..params import first_line
 from .protocol import Refusal, ResponseFormat, StructuredOutputs
 
-MARKED = re.compile("<.*>", re.DOTALL)
+BRACKETED = re.compile("<.*>", re.DOTALL)
 LARGEST = 64 << 10  # characters of a grammar or schema
 # Less than llguidance's defaults (50,000 and 200,000): the batch waits for a mask.
 ITEMS, FUEL = 10_000, 100_000  # per step
@@ -124,10 +124,10 @@ class Guide:
 
 @dataclass(frozen=True)
 class Calls:
-    """Tool calls as a model writes them: the JSON of a schema between two marks, once or more often."""
+    """Tool calls as a model writes them: JSON between two tags, once or several times."""
 
-    before: str
-    after: str
+    opening: str
+    closing: str
     schema: dict[str, Any]
     single: bool = False
 
@@ -142,13 +142,13 @@ class Grammars:
 
     @cached_property
     def words(self) -> Any:
-        """The tokenizer in llguidance's form, with names for added tokens that no text has: a grammar that forces
-        "<think>" wants this text, not the token, which it would then refuse as no text."""
-        return self._words(nameless)
+        """The tokenizer in llguidance's form, its special tokens renamed: else a grammar that forces the text "<think>"
+        would allow the token of this name alone, and then refuse it, since special tokens are no text."""
+        return self._words(renamed)
 
     @cached_property
     def named(self) -> Any:
-        """The same for grammars in Lark's notation, which may name added tokens, as in <|im_start|>."""
+        """The same with their own names, for Lark grammars, which may name them, as in <|im_start|>."""
         return self._words(lambda tokenizer: tokenizer)
 
     def _words(self, change: Callable[[str], str]) -> Any:
@@ -169,7 +169,7 @@ class Grammars:
             raise Refusal(f"structured output cannot use this model's tokenizer: {first_line(error)}") from None
 
     def guide(self, grammar: str, source: str, named: bool = False) -> Guide:
-        """A guide at the start of a grammar. `named`: it may name added tokens. Raises Refusal, naming the field, for
+        """A guide at the start of a grammar. `named`: it may name special tokens. Raises Refusal, naming the field, for
         an invalid one."""
         from llguidance import LLMatcher, LLParserLimits
 
@@ -194,13 +194,13 @@ class Grammars:
             return of_schema(schema, "response_format")
         rules = (
             "start: answer | call" + ("" if calls.single else " (SPACE call)*"), f"answer: %json {json.dumps(schema)}",
-            f"call: {self.mark(calls.before)} SPACE body SPACE {self.mark(calls.after)}",
+            f"call: {self.terminal(calls.opening)} SPACE body SPACE {self.terminal(calls.closing)}",
             f"body: %json {json.dumps(calls.schema)}", r"SPACE: /\s{0,2}/",
         )  # fmt: skip
         return lark("\n".join(rules), "response_format")
 
-    def mark(self, text: str) -> str:
-        """A text in Lark's notation: as the added token that it is, or as text."""
+    def terminal(self, text: str) -> str:
+        """A tag as a Lark terminal: the added token of this name, or else a string."""
         backend = getattr(self.tokenizer, "backend_tokenizer", None)
         token = None if backend is None else backend.token_to_id(text)
         return json.dumps(text) if token is None else f"<[{token}]>"
@@ -228,15 +228,15 @@ class Grammars:
         return lark(value)
 
 
-def nameless(tokenizer: str) -> str:
-    """The JSON of a tokenizer (of `tokenizers`) with names that no text has for the added tokens which llguidance takes
-    for no text: special ones, and those that are written <so>."""
+def renamed(tokenizer: str) -> str:
+    """A tokenizer's JSON (of `tokenizers`) with names that no text contains for all tokens that llguidance treats as
+    special: those that are, and added tokens in angle brackets."""
     made = json.loads(tokenizer)
     merged = {"".join(pair.split(" ") if isinstance(pair, str) else pair) for pair in made["model"].get("merges", ())}
     names = {
         token["content"]: f"<|\ue000{token['id']}|>"
         for token in made["added_tokens"]
-        if (token["special"] or MARKED.fullmatch(token["content"])) and token["content"] not in merged
+        if (token["special"] or BRACKETED.fullmatch(token["content"])) and token["content"] not in merged
     }
     for token in made["added_tokens"]:
         token["content"] = names.get(token["content"], token["content"])

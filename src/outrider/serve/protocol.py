@@ -213,7 +213,7 @@ class CompletionRequest(Common):
         | Annotated[list[str], Field(min_length=1, max_length=128)]
         | Annotated[list[Annotated[list[Token], Field(min_length=1)]], Field(min_length=1, max_length=128)]
     )
-    suffix: str = ""  # what follows the gap that the text fills
+    suffix: str = ""  # fill-in-the-middle: what follows the completion
     max_tokens: int = Field(16, ge=0)
     logprobs: int | None = Field(None, ge=0, le=20)
     echo: bool = False

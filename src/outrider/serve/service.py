@@ -132,7 +132,7 @@ class Service:
             raise Refusal("max_tokens: 0 generates nothing and is only for echo", "max_tokens")
         given: Any = request.prompt
         pieces = given if isinstance(given, list) and not isinstance(given[0], int) else [given]
-        prompts = [self.gap(piece, request) if request.suffix else self.encode(piece) for piece in pieces]
+        prompts = [self.fim_prompt(piece, request) if request.suffix else self.encode(piece) for piece in pieces]
         for prompt in prompts:
             self.check_context(prompt, request.max_tokens, "prompt")
         echoes = []
@@ -207,20 +207,20 @@ class Service:
 
     @cached_property
     def infill(self) -> Infill:
-        """How the model fills gaps. Raises Refusal where it cannot."""
+        """How the model fills in the middle. Raises Refusal where it cannot."""
         try:
             return Infill.of(self.llm.tokenizer, self.name)
         except InputError as error:
             raise Refusal(str(error), "suffix") from None
 
-    def gap(self, before: str | Sequence[int], request: CompletionRequest) -> list[int]:
-        """The prompt for what is missing between a prompt and the request's suffix."""
-        if not isinstance(before, str) or request.echo:
+    def fim_prompt(self, prefix: str | Sequence[int], request: CompletionRequest) -> list[int]:
+        """The prompt for what is missing between a prompt and the request's suffix. Raises Refusal."""
+        if not isinstance(prefix, str) or request.echo:
             wrong = "echo" if request.echo else "a prompt of token ids"
             raise Refusal(f"suffix does not work with {wrong}; leave one of them out", "suffix")
-        for text, name in ((before, "prompt"), (request.suffix, "suffix")):
+        for text, name in ((prefix, "prompt"), (request.suffix, "suffix")):
             self.check_length(text, name)
-        return self.infill.prompt(before, request.suffix)
+        return self.infill.prompt(prefix, request.suffix)
 
     def predicted(self, request: ChatRequest | CompletionRequest) -> list[int]:
         """Token ids of what a chat's answer is expected to contain."""
@@ -265,7 +265,7 @@ class Service:
         except Refusal:
             if caller is None or calls is None:
                 raise
-            return self.compiled(request, caller.grammar, caller.calls(free=True))
+            return self.compiled(request, caller.grammar, caller.calls(any_arguments=True))
 
     def compiled(self, request: Common, of_tools: str | None, calls: Calls | None) -> Guide | None:
         """The grammar of a request, of which a formatted response may be calls instead."""

@@ -34,11 +34,11 @@ class Caller:
     name: str = ""  # of the function, if it is named
     grammar: str | None = None
     single: bool = False  # at most one call: `parallel_tool_calls` is false
-    tools: tuple[Tool, ...] = ()  # that the model may call as it likes
+    tools: tuple[Tool, ...] = ()  # that the model may call if it wants to
 
-    def calls(self, free: bool = False) -> Calls | None:
-        """Those that the model may write in place of a formatted response; free: with any object as arguments."""
-        return Calls(OPEN, CLOSE, call_of(self.tools, free), self.single) if self.tools else None
+    def calls(self, any_arguments: bool = False) -> Calls | None:
+        """The calls that the model may write instead of a formatted response."""
+        return Calls(OPEN, CLOSE, call_schema(self.tools, any_arguments), self.single) if self.tools else None
 
     def ready(self, text: str) -> str:
         """The prefix of an unfinished text that is content, whatever follows."""
@@ -121,7 +121,7 @@ def caller_of(request: ChatRequest, template: Any) -> Caller | None:
         return Caller("named", choice.function.name, of_schema(parameters(named[0]), "tools"))
     if choice == "required":
         several = {} if request.parallel_tool_calls else {"maxItems": 1}
-        call = call_of(request.tools)
+        call = call_schema(request.tools)
         schema = {"type": "array", "minItems": 1, **several, "items": {"anyOf": call["anyOf"]}, "$defs": call["$defs"]}
         return Caller("required", grammar=of_schema(schema, "tools"))
     if not WRITES.search(str(template)):
@@ -132,8 +132,8 @@ def caller_of(request: ChatRequest, template: Any) -> Caller | None:
     return Caller("auto", single=not request.parallel_tool_calls, tools=tuple(request.tools))
 
 
-def call_of(tools: Sequence[Tool], free: bool = False) -> dict[str, Any]:
-    """The JSON schema of a call of one of these tools. free: its arguments are any object."""
+def call_schema(tools: Sequence[Tool], any_arguments: bool = False) -> dict[str, Any]:
+    """The JSON schema of a call of one of these tools. any_arguments: its arguments may be any object."""
     calls = [
         {
             "type": "object",
@@ -143,22 +143,21 @@ def call_of(tools: Sequence[Tool], free: bool = False) -> dict[str, Any]:
         }
         for i, tool in enumerate(tools)
     ]
-    inner = {
-        str(i): {"type": "object"} if free else moved(parameters(tool), f"#/$defs/{i}") for i, tool in enumerate(tools)
-    }
+    schemas = [{"type": "object"} if any_arguments else parameters(tool) for tool in tools]
+    inner = {str(i): rebased(schema, f"#/$defs/{i}") for i, schema in enumerate(schemas)}
     return {"anyOf": calls, "$defs": inner}
 
 
-def moved(schema: Any, place: str) -> Any:
-    """A JSON schema that stands at `place` in another one: its references to itself go there."""
+def rebased(schema: Any, place: str) -> Any:
+    """A JSON schema for use at the pointer `place` of another one: its references to itself are prefixed."""
     if isinstance(schema, list):
-        return [moved(part, place) for part in schema]
-    if not isinstance(schema, dict) or "$id" in schema:  # references are to what `$id` names
+        return [rebased(part, place) for part in schema]
+    if not isinstance(schema, dict) or "$id" in schema:  # its references are relative to `$id`
         return schema
-    made = {key: part if key in DATA else moved(part, place) for key, part in schema.items() if key not in NAMED}
+    made = {key: part if key in DATA else rebased(part, place) for key, part in schema.items() if key not in NAMED}
     for key in NAMED:
         if isinstance(schemas := schema.get(key), dict):
-            made[key] = {name: moved(part, place) for name, part in schemas.items()}
+            made[key] = {name: rebased(part, place) for name, part in schemas.items()}
     if isinstance(to := schema.get("$ref"), str) and (to == "#" or to.startswith("#/")):
         made["$ref"] = place + to[1:]
     return made

@@ -81,11 +81,11 @@ def renamed(config: Mapping[str, Any], name: str) -> str:
     return name
 
 
-def yarn_reach(rope: Mapping[str, Any]) -> int:
-    """The positions that YaRN stretches the original ones to; 0 for values that make no sense."""
+def yarn_context(rope: Mapping[str, Any]) -> int:
+    """The context that YaRN extends the original one to; 0 for values that make no sense."""
     factor, original = rope.get("factor"), rope.get("original_max_position_embeddings")
-    reach = factor * original if isinstance(factor, int | float) and isinstance(original, int | float) else 0
-    return int(reach) if 0 < reach < MOST else 0
+    extended = factor * original if isinstance(factor, int | float) and isinstance(original, int | float) else 0
+    return int(extended) if 0 < extended < MOST else 0
 
 
 class Values:
@@ -222,7 +222,7 @@ class Values:
             if rope["rope_type"] == "longrope":  # beyond it the frequencies depend on a text's length
                 context = min(context, int(rope["original_max_position_embeddings"]))
             elif rope["rope_type"] == "yarn":  # configs may have its factor beside the original length alone
-                context = max(context, yarn_reach(rope))
+                context = max(context, yarn_context(rope))
         options.setdefault("activation", self.activation())
         eps = "layer_norm_eps" if options.get("layer_norm") else "rms_norm_eps"
         return Description(

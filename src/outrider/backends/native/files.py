@@ -131,7 +131,7 @@ def open_gguf(path: str | Path) -> ModelFile:
         raise InputError(f"{path} cannot be read: {(error.strerror or str(error)).lower()}") from None
     key = path.resolve(), about.st_size, about.st_mtime_ns
     if (file := _open.get(key)) is None:
-        file = _open[key] = _whole(_gguf(path))
+        file = _open[key] = _merged(_gguf(path))
     _last[:] = [file]
     return file
 
@@ -151,8 +151,8 @@ def _gguf(path: Path) -> ModelFile:
         raise InputError(f"{path} is damaged or cut off ({damaged}); fetch it again") from None
 
 
-def _whole(part: ModelFile) -> ModelFile:
-    """A model whose file was split, of one of its parts; the first has the metadata."""
+def _merged(part: ModelFile) -> ModelFile:
+    """A split file, from any of its parts: the metadata of the first, the tensors of all."""
     count = part.metadata.get("split.count", 1)
     if count == 1:
         return part

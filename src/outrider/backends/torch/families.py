@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ...params import InputError
-from ..native.families import yarn_reach
+from ..native.families import yarn_context
 from . import positions
 from .session import Pass
 
@@ -148,7 +148,7 @@ def context_of(model: Any, family: Family) -> int:
     if stretched is not None:
         name = "original_max_position_embeddings"
         most = min(most, int(stretched.get(name) or getattr(config, name, None) or most))
-    return max(most, yarn_reach(rope_types(config).get("yarn") or {}))
+    return max(most, yarn_context(rope_types(config).get("yarn") or {}))
 
 
 def experts_of(model: Any) -> str | None:
