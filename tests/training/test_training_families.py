@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import gguf_files
 import pytest
 import torch
 from compiled_code import needs_code
@@ -13,14 +14,15 @@ from small import build
 from training_world import RECIPE
 
 from outrider import drafters
-from outrider.backends.native.target import NativeTarget
+from outrider.backends.native.target import NativeTarget, load
 from outrider.backends.torch import HFTarget
 from outrider.backends.torch.module import ModuleTarget, checkpoint_of
 from outrider.budgets.budgeter import FixedBudget
 from outrider.core.noise import GumbelNoise
+from outrider.core.protocols import Target
 from outrider.engine import Engine, Request, generate
-from outrider.params import Sampling
-from outrider.training import loop, objectives
+from outrider.params import InputError, Sampling
+from outrider.training import features, loop, objectives
 from outrider.training.data import Document, pack
 from outrider.training.features import see
 
@@ -31,7 +33,7 @@ def documents() -> list[Document]:
     return [Document(tokens, (True,) * 20, f"{i:02d}") for i, tokens in enumerate(made)]
 
 
-def text(target: HFTarget, spec: str, temperature: float) -> list[int]:
+def text(target: Target, spec: str, temperature: float) -> list[int]:
     budget = FixedBudget(12, 4)
     engine = Engine(target, drafters.load(spec, target), budget, GumbelNoise(target.vocab))
     for piece in generate(engine, [Request([5, 6, 7, 8], 3, 20, Sampling(temperature))]):
@@ -75,6 +77,23 @@ def test_compiled_passes_stop_no_gradient(method: str, draft_vocab: int, dtype: 
         for result in results[2:]:  # in bfloat16 its logits are rounded elsewhere
             far = 1e-4 if dtype == torch.float32 else 5e-2
             torch.testing.assert_close(result[name], grad, rtol=far, atol=far * float(grad.abs().max()))
+
+
+@needs_code
+@pytest.mark.parametrize("method", ["medusa", "hydra", "eagle", "hass", "eagle3", "block"])
+def test_drafters_learn_from_the_weights_that_they_draft_for(tmp_path: Path, method: str) -> None:
+    """Those of a .gguf file, multiplied as integers; features that full weights gave are not taken for theirs."""
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 32}
+    file = gguf_files.write(tmp_path / "m.gguf", build("llama", torch.float32, **sizes), "Q4_1")
+    target, full = load(file, way="native"), load(file)
+    assert target.integers
+    assert features.fingerprint(target) != features.fingerprint(full)
+    options = {"taps": (0, 1, 2)} if method in ("eagle3", "block") else {}
+    recipe = replace(RECIPE, method=method, steps=2, evaluate=2, prompts=1, options=options)
+    result = loop.train(target, documents(), tmp_path / "run", recipe, quiet=True)
+    assert text(target, str(result.folder), 0.0) == text(target, "none", 0.0)
+    with pytest.raises(InputError, match="another target"):
+        loop.train(full, documents(), tmp_path / "run", recipe, quiet=True)
 
 
 @pytest.mark.parametrize("method", ["medusa", "medusa2", "hydra", "eagle", "hass", "eagle3"])

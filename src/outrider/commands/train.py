@@ -130,7 +130,7 @@ def load(
 
     native = not stock and dtype in choose.PRECISIONS
     if native and choose.readable(place, device, dtype, trust_remote_code) is not None:
-        loaded = choose.load(place, dtype=dtype, device=device, weights="full")
+        loaded = choose.load(place, dtype=dtype, device=device)
         return loaded.target, list(text.read(data, loaded.tokenizer))
     tokenizer = torch.load_tokenizer(place, trust_remote_code)
     if tokenizer is None:

@@ -194,7 +194,7 @@ def _chosen(recipe: Recipe, target: Target) -> str:
     passes = "compiled" if target.code is not None else "stock"
     options = {**objectives.options_of(recipe.method), **recipe.options}
     shown = [f"{options[name]} {words}" for name, words in SHOWN.items() if options.get(name)]
-    return ", ".join([kind, f"the target's {passes} passes in {target.precision}", *shown])
+    return ", ".join([kind, f"the target's {passes} passes in {target.arithmetic}", *shown])
 
 
 def _vocabulary(recipe: Recipe, documents: Sequence[Document], target: Target) -> Recipe:
@@ -305,10 +305,6 @@ def _check_folder(out: Path, recipe: Recipe) -> None:
 def _check(target: Target, documents: Sequence[Document], recipe: Recipe, shard: bool) -> None:
     if target.separate:
         raise InputError("drafters are trained for decoder-only targets")
-    if target.integers:
-        raise InputError(
-            "drafters are trained for full weights, and draft for quantised ones too; load the model with full weights"
-        )
     if recipe.length > target.context:
         raise InputError(f"rows of {recipe.length} tokens exceed the target's context of {target.context}; give fewer")
     worst = max((max(d.tokens, default=0) for d in documents), default=0)
