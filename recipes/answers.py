@@ -30,13 +30,11 @@ def pack(work: Path, folder: Path) -> dict[str, int]:
     sizes = {}
     for path in sorted(f for f in work.glob("*.jsonl") if kind(f) in ASKED):
         rows = [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
-        if any("token_ids" in r for r in rows):
-            raise SystemExit(f"{path} holds token ids; only texts are packed")
         if ASKED[kind(path)]:  # the question stands in its part
-            rows = [{"id": r["id"], "answer": r["messages"][-1]["content"], "ends": r["ends"]} for r in rows]
+            rows = [_without(r, "messages") | {"answer": r["messages"][-1]["content"]} for r in rows]
         kept = folder / f"{path.name}.xz"
         if not kept.exists() or len(read(kept)) < len(rows):
-            rows = [{name: value for name, value in r.items() if name != "prompt"} for r in rows]
+            rows = [_without(r, "prompt") for r in rows]
             lines = "".join(json.dumps(r, ensure_ascii=False) + "\n" for r in rows)
             made = kept.with_suffix(".tmp")
             made.write_bytes(lzma.compress(lines.encode(), preset=9))
@@ -53,18 +51,17 @@ def unpack(work: Path, folder: Path) -> dict[str, int]:
         rows, path = read(kept), work / kept.stem
         if ASKED[kind(kept)]:
             asked = read(folder / kept.name.replace(kind(kept), ASKED[kind(kept)]))
-            rows = [
-                {
-                    "id": r["id"],
-                    "messages": [*asked[r["id"]]["messages"], {"role": "assistant", "content": r["answer"]}],
-                    "ends": r["ends"],
-                }
-                for r in rows
-            ]
+            turns = ({"role": "assistant", "content": r["answer"]} for r in rows)
+            whole = ({"messages": [*asked[r["id"]]["messages"], turn]} for r, turn in zip(rows, turns, strict=True))
+            rows = [_without(r, "answer") | more for r, more in zip(rows, whole, strict=True)]
         if not path.exists() or path.read_text(encoding="utf-8").count("\n") < len(rows):
             path.write_text("".join(json.dumps(r, ensure_ascii=False) + "\n" for r in rows), encoding="utf-8")
         counts[path.name] = len(rows)
     return counts
+
+
+def _without(row: dict, name: str) -> dict:
+    return {key: value for key, value in row.items() if key != name}
 
 
 def read(kept: Path) -> list[dict]:

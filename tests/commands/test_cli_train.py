@@ -71,6 +71,24 @@ def test_answers_are_the_targets_and_resume(tmp_path: Path, capsys: pytest.Captu
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["written"] == 0
 
 
+def test_answers_of_another_model_or_temperature_are_not_mixed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also where no question is left; a file that an earlier version wrote is continued."""
+    out = tmp_path / "answers.jsonl"
+    call = ["data", "generate", "demo", "--data", str(QUESTIONS), "--out", str(out), "--max-new-tokens", "4"]
+    assert main([*call, "--temperature", "0", "--limit", "1"]) == 0
+    (line,) = map(json.loads, out.read_text(encoding="utf-8").splitlines())
+    assert line["by"] == {"model": "demo", "temperature": 0.0}
+    for more in (["--limit", "1"], ["--limit", "2"]):
+        assert main([*call, "--temperature", "0.7", *more]) == 2
+        assert f"{out} has answers by demo at temperature 0; give another --out" in capsys.readouterr().err
+    del line["by"]
+    out.write_text(json.dumps(line) + "\n", encoding="utf-8")
+    assert main([*call, "--temperature", "0.7", "--limit", "2"]) == 0
+    assert len(out.read_text(encoding="utf-8").splitlines()) == 2
+
+
 def test_answers_of_rounded_weights_are_that_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """With --weights the answers are those of `generate` with the same weights, and not those of the full ones."""
     asked = tmp_path / "asked.jsonl"

@@ -11,6 +11,8 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from outrider.backends.native.text_tokenizer import load_tokenizer
+from outrider.shipped import shipped
 from outrider.params import InputError
 from outrider.training import data
 
@@ -43,6 +45,16 @@ def test_only_the_assistants_words_are_learned(tokenizer: PreTrainedTokenizerFas
     made = data.document({"messages": talk}, "line 1", tokenizer)
     assert list(made.tokens) == ids("<user> hi there <end> <bot> how are you <end> <user> fine <end> <bot> bye <end>")
     assert [int(x) for x in made.learn] == [0, 0, 0, 0, 0, 1, 1, 1, 1, 0, 0, 0, 0, 1, 1]
+
+
+def test_a_template_that_writes_the_date_writes_the_same_one_tomorrow(tokenizer: PreTrainedTokenizerFast) -> None:
+    """Or a run that goes on would meet other texts, and hold out others; in transformers' templates and in ours."""
+    dated = copy.deepcopy(tokenizer)
+    ours = load_tokenizer(shipped("demo/target"))
+    talk = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "bye"}]
+    for one in (dated, ours):
+        one.chat_template = '{%- set day = strftime_now( "%d. %b %Y" ) -%}{{ day }} ' + TEMPLATE
+        assert data._chat(talk, one, "line 1", True).parts[0][0] == "01. Jan 2026 <user> hi <end> <bot> "
 
 
 def test_an_answer_that_was_cut_off_has_no_end(tokenizer: PreTrainedTokenizerFast) -> None:
@@ -166,7 +178,7 @@ def test_the_split_depends_on_the_text_alone() -> None:
     given = documents(50)
     learned, held = data.split(given, 0.2)
     again = data.split([*reversed(given), given[3]], 0.2)
-    assert {d.key for d in held} == {d.key for d in again[1]}
+    assert held == again[1]
     assert not {d.key for d in learned} & {d.key for d in held}
     assert len(learned) + len(held) == 50
 

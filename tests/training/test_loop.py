@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -369,6 +370,9 @@ def test_progress_shows_the_share_of_the_machines_rate(model: HFTarget, tmp_path
     [
         ({"length": 4096}, "exceed the target's context"),
         ({"rows": 0}, "must be at least 1"),
+        ({"evaluate": -2}, "must be at least 1"),
+        ({"lr": math.nan}, "numbers of at least 0"),
+        ({"decay": -1.0}, "numbers of at least 0"),
         ({"method": "oracle"}, "no method 'oracle'"),
         ({"options": {"colour": 1}}, "eagle has no option 'colour'"),
     ],
@@ -412,6 +416,43 @@ def test_a_layer_has_the_rotary_base_of_an_older_config(model: HFTarget, monkeyp
     old = {**model.config_dict, "rope_parameters": None, "rope_theta": 1e6}
     monkeypatch.setattr(model, "config_dict", old)
     assert layer_like(model).rope == {"rope_type": "default", "rope_theta": 1e6}
+
+
+@pytest.mark.parametrize("method", ["eagle", "medusa", "hydra", "block"])
+def test_a_draft_vocabulary_comes_along(model: HFTarget, tmp_path: Path, method: str) -> None:
+    """Also where the method's default is the whole one."""
+    options = {"taps": (0, 2, 3)} if method == "block" else {}
+    recipe = replace(RECIPE, method=method, steps=1, evaluate=1, options=options)
+    first = run(model, tmp_path / "first", replace(recipe, options={**options, "draft_vocab": 40}))
+    second = run(model, tmp_path / "second", replace(recipe, init=str(first.folder)))
+    assert checkpoints.read(second.folder).config["draft_vocab"] == 40
+
+
+def test_more_data_keeps_the_best_drafter_while_the_same_texts_are_held_out(
+    model: HFTarget, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In whatever order the data comes; with other texts held out its loss is that of another test."""
+    first = run(model, tmp_path, replace(RECIPE, steps=60, evaluate=60, rows=4))
+    more = [*reversed(documents()), replace(documents()[0], tokens=documents()[0].tokens[::-1], key="more")]
+    worse = replace(RECIPE, steps=61, evaluate=61, rows=4)
+    state = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
+    torch.save({**state, "best": 0.0}, tmp_path / "checkpoint.pt")  # so that nothing is better
+    second = loop.train(model, more, tmp_path, worse)
+    assert (second.best, second.tau) == (0.0, first.tau)
+    assert "continues with the new data\n" in capsys.readouterr().err
+    others = [replace(d, tokens=d.tokens[::-1], key=f"other {d.key}") for d in documents()]
+    third = loop.train(model, others, tmp_path, replace(worse, steps=62, evaluate=62))
+    assert third.best > 0.0
+    assert "the best drafter so far is discarded" in capsys.readouterr().err
+
+
+def test_features_do_not_outlive_the_run_that_kept_them(model: HFTarget, tmp_path: Path) -> None:
+    """Nor where it was continued with a folder for them."""
+    run(model, tmp_path / "run", replace(RECIPE, steps=40), stop=2)
+    assert any((tmp_path / "run" / loop.CACHE).iterdir())
+    run(model, tmp_path / "run", replace(RECIPE, steps=40, cache=str(tmp_path / "kept")))
+    assert not (tmp_path / "run" / loop.CACHE).exists()
+    assert any((tmp_path / "kept").iterdir())
 
 
 def test_a_size_that_is_left_to_the_data_by_name_stays(model: HFTarget, tmp_path: Path) -> None:
@@ -462,7 +503,7 @@ def test_which_trainings_can_begin_with_weights(model: HFTarget, method: str) ->
     [
         ({"init": "nowhere"}, "nowhere"),
         ({"method": "eagle3", "options": {"taps": (0, 2, 3)}}, "holds a drafter 'eagle', and this training makes"),
-        ({"options": {"draft_vocab": 20}}, "another draft_vocab than this training"),
+        ({"options": {"draft_vocab": 20}}, r"another draft_vocab \(0, not 20\) than this training"),
         ({"init": "nowhere", "options": {}}, "nowhere"),
         ({"method": "mamba"}, "mamba cannot start from a drafter's weights"),
     ],
@@ -508,8 +549,9 @@ def test_the_best_so_far_outlives_an_interruption_and_no_other_data(model: HFTar
     checkpoint.write(tmp_path / "checkpoint.pt", {**kept, "best": -1.0})
     result = run(model, tmp_path, stop=8)
     assert (result.steps, result.best) == (8, -1.0)
-    longer = loop.train(model, documents(30), tmp_path, replace(RECIPE, steps=12), quiet=True)
-    assert longer.best > 0, "the held-out texts may be others"
+    other = [replace(d, key=f"other {d.key}") for d in documents()]
+    longer = loop.train(model, other, tmp_path, replace(RECIPE, steps=12), quiet=True)
+    assert longer.best > 0, "other texts are held out"
 
 
 def test_what_a_recipe_says_of_the_optimiser_is_done(model: HFTarget, tmp_path: Path) -> None:

@@ -59,6 +59,7 @@ def generate(
     from pathlib import Path
 
     from .. import files
+    from ..names import find
     from ..params import InputError
     from .loading import check_drafter, load, located
 
@@ -78,8 +79,11 @@ def generate(
     names: list[Any] = questions.keys([what for _, what in items]) if endpoint else list(range(len(items)))
     with files.alone(out):
         answers_there = questions.finished(Path(out), str if endpoint else int)
+    author = questions.by(str(model) if endpoint else find(model).name, temperature)
     if not endpoint:
         questions.same_questions(Path(out), answers_there, [what for _, what in items])
+    if model or not endpoint:
+        questions.same_author(Path(out), answers_there, author)
     have = set(answers_there)
     if items and have >= set(names):
         there = f"all {len(items)} questions already have answers in {out}"
@@ -95,6 +99,7 @@ def generate(
         from ..training import answering, endpoints
 
         urls, served = endpoints.connect(endpoint, model)
+        questions.same_author(Path(out), answers_there, questions.by(served, temperature))
         wish = endpoints.Wish(served, max_new_tokens, temperature, seed, opening)
         with progress(as_json, len(items), len(have & set(names))) as (done, say):
             result = answering.write(urls, items, out, wish, concurrency, done, say)
@@ -115,7 +120,7 @@ def generate(
     with progress(as_json, len(items), len(have & set(names))) as (done, say):
         written = answers.write(
             llm.target, llm.drafter, llm.tokenizer, items, out, max_new_tokens, temperature, seed, batch_size, opening,
-            llm.eos, done, say,
+            llm.eos, done, say, author,
         )  # fmt: skip
     report(as_json, out, len(items), written, f"{written} answer{'s' * (written != 1)} written to {out}")
 

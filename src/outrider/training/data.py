@@ -9,9 +9,11 @@ positions and attends to itself only.
 from __future__ import annotations
 
 import hashlib
+import re
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import date
 from functools import lru_cache
 from itertools import accumulate, islice
 from pathlib import Path
@@ -26,6 +28,8 @@ from ..encoding import has_template
 from ..params import InputError
 from . import hidden_states
 
+DATE = date(2026, 1, 1)  # "today" in a chat template
+TODAY = re.compile(r"strftime_now\(\s*(['\"])(.*?)\1\s*\)")
 MARK = "outrider: an answer"  # where a template writes it
 PIECE = 3000  # characters per document of a plain text file
 TEXTS = 256  # tokenised at once
@@ -122,7 +126,7 @@ def _texts(paths: Sequence[str | Path], tokenizer: Any) -> Iterator[Text | Docum
         if not path.is_file():
             raise InputError(f"there is no file {path}; give JSONL or plain text to train on")
         try:
-            if path.suffix in (".jsonl", ".json"):
+            if path.suffix.lower() in (".jsonl", ".json", ".ndjson"):
                 for where, given in prompts.rows(path):
                     yield _text(given, where, tokenizer)
             else:
@@ -217,7 +221,9 @@ def _chat(messages: Sequence[Mapping[str, str]], tokenizer: Any, where: str, end
 
     def written(some: Sequence[Mapping[str, str]], prompt: bool = False) -> str:
         try:
-            return tokenizer.apply_chat_template(list(some), tokenize=False, add_generation_prompt=prompt)
+            return tokenizer.apply_chat_template(
+                list(some), tokenize=False, add_generation_prompt=prompt, **_timeless(tokenizer.chat_template)
+            )
         except Exception as error:  # a template may fail in any way
             raise InputError(f"{where}: the chat template refuses these messages: {error}; correct the line") from None
 
@@ -236,6 +242,14 @@ def _chat(messages: Sequence[Mapping[str, str]], tokenizer: Any, where: str, end
     if not ends and parts and messages[-1]["role"] == "assistant" and last in parts[-1][0]:
         parts[-1] = (parts[-1][0][: parts[-1][0].rindex(last) + len(last)], True)
     return Text(parts, ends=False, special=False)
+
+
+def _timeless(template: Any) -> dict[str, str]:
+    """Arguments for a chat template that writes today's date: it writes DATE, so that a run which goes on tomorrow
+    meets the same documents."""
+    if not isinstance(template, str) or not TODAY.search(template):
+        return {}
+    return {"chat_template": TODAY.sub(lambda call: repr(DATE.strftime(call[2])), template)}
 
 
 def tokenised(given: Sequence[Text | Document], tokenizer: Any) -> list[Document]:
@@ -273,7 +287,7 @@ def name_of(document: Document) -> str:
 def split(
     documents: Sequence[Document], share: float = 0.02, least: int = 8, known: Collection[str] | None = None
 ) -> tuple[list[Document], list[Document]]:
-    """Training and held-out documents, without duplicates.
+    """Training and held-out documents, without duplicates; the order of those held out is independent of the data's.
 
     A document's tokens decide its side: a share `share` is held out, at least `least` (half of them if there are
     fewer).
@@ -292,11 +306,11 @@ def split(
     before = frozenset(known or ())
     held = [d for d in unique if name_of(d) in before]
     if held and len(held) < len(unique):
-        return [d for d in unique if name_of(d) not in before], held
+        return [d for d in unique if name_of(d) not in before], sorted(held, key=name_of)
     ranked = sorted((name_of(d), d.key) for d in unique)
     chosen = sum(int(drawn[:8], 16) < share * 16**8 for drawn, _ in ranked)
     out = {key for _, key in ranked[: min(max(least, chosen), len(ranked) // 2)]}
-    return [d for d in unique if d.key not in out], [d for d in unique if d.key in out]
+    return [d for d in unique if d.key not in out], sorted((d for d in unique if d.key in out), key=name_of)
 
 
 def pack(documents: Sequence[Document], length: int, seed: int = 0, share: bool = True) -> Batch:

@@ -17,7 +17,7 @@ from typing import Any
 import httpx2
 
 from ..params import InputError
-from .questions import Asked, Opening
+from .questions import Asked, Opening, by
 
 KEY = "OUTRIDER_API_KEY"  # environment variable with the servers' key
 
@@ -84,7 +84,7 @@ def line(key: str, body: dict[str, Any], answer: Any) -> dict[str, Any]:
         made = {"id": key, "prompt": body["prompt"], "completion": text}
     if all(isinstance(part, list) and part and all(type(token) is int for token in part) for part in ids):
         made |= dict(zip(("prompt_token_ids", "token_ids"), ids, strict=True))
-    return {**made, "ends": finish == "stop"}
+    return {**made, "ends": finish == "stop", "by": by(body["model"], body["temperature"])}
 
 
 def connect(urls: Sequence[str], model: str | None = None) -> tuple[list[str], str]:

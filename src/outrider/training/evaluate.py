@@ -50,15 +50,16 @@ def mean(weighted: Sequence[tuple[float, float]]) -> float:
     return sum(value * weight for value, weight in weighted) / max(sum(weight for _, weight in weighted), 1e-9)
 
 
-def prompts_of(documents: Sequence[Document], count: int, remaining: int, context: int) -> list[list[int]]:
-    """Prompts from held-out documents: up to the first token with loss, or a third of a plain text."""
+def prompts_of(documents: Sequence[Document], count: int, longest: int) -> list[list[int]]:
+    """Prompts from held-out documents: up to the first token with loss, or a third of a plain text; their last
+    `longest` tokens."""
     prompts: list[list[int]] = []
     for document in documents:
         first = document.learn.index(True) if True in document.learn else len(document.tokens)
         size = first if first > 4 else len(document.tokens) // 3
-        size = min(size, context - remaining - 2)
-        if size >= 4:
-            prompts.append(list(document.tokens[:size]))
+        prompt = list(document.tokens[max(0, size - longest) : size])
+        if len(prompt) >= 4:
+            prompts.append(prompt)
         if len(prompts) == count:
             break
     return prompts

@@ -140,12 +140,15 @@ class FeatureCache:
         of: the target's fingerprint.
         limit: maximum bytes of the folder; features beyond it are computed each time. None: a quarter of the free
             disk space.
+        sharing: processes that share this limit, of which each may add its part.
 
     Raises:
         InputError: the folder holds the features of another target, or cannot be written.
     """
 
-    def __init__(self, folder: Path, taps: tuple[int, ...], half: bool, of: str, limit: int | None = None):
+    def __init__(
+        self, folder: Path, taps: tuple[int, ...], half: bool, of: str, limit: int | None = None, sharing: int = 1
+    ):
         self.folder, self.taps, self.half = folder, taps, half
         with files.writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
@@ -157,7 +160,7 @@ class FeatureCache:
         files.write(mark, json.dumps({"target": of}))
         # Only complete files: temporary ones of another process may vanish meanwhile.
         used = sum(entry.stat().st_size for entry in os.scandir(folder) if entry.is_file())
-        self.free = (shutil.disk_usage(folder).free // 4 + used if limit is None else limit) - used
+        self.free = (shutil.disk_usage(folder).free // 4 if limit is None else limit - used) // sharing
 
     def see(self, target: Target, batch: Batch) -> TargetFeatures:
         """The batch's features: loaded from disk if cached, else computed and cached."""
@@ -189,14 +192,19 @@ class FeatureCache:
 
     def _keep(self, path: Path, states: Float[Tensor, "taps n h"]) -> None:
         raw = states.contiguous().view(torch.uint8).numpy()
-        if raw.nbytes <= self.free:
-            self.free -= raw.nbytes
+        if raw.nbytes > self.free:
+            return
+        self.free -= raw.nbytes
+        try:
             files.write(path, raw.tofile)
+        except InputError:  # others have filled the disk: the rest is computed each time
+            self.free = 0
 
 
 def digest(rows: Batch) -> str:
     """A hash of the rows, 16 hexadecimal digits."""
-    return hashlib.sha256(rows.tokens.numpy().tobytes() + rows.documents.numpy().tobytes()).hexdigest()[:16]
+    parts = rows.tokens, rows.documents, rows.learn
+    return hashlib.sha256(b"".join(part.numpy().tobytes() for part in parts)).hexdigest()[:16]
 
 
 def fingerprint(target: Target, half: bool = False) -> str:

@@ -1,9 +1,12 @@
-"""Training data from the target: it generates the answers in batches, appended line by line."""
+"""Training data from the target: it generates the answers in batches, appended line by line.
+
+A line has an answer's text, and its token ids too where the text, read as training data, would give other tokens.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,8 @@ from ..core.text import detokenizer, text_of
 from ..encoding import has_template
 from ..engine import Engine, Request, Row, generate
 from ..engine.stopping import Stop
-from ..params import Interrupted, Sampling
+from ..params import InputError, Interrupted, Sampling
+from .data import document
 from .questions import Asked, Opening, finished, mark
 
 WINDOW = 8  # batches whose questions are sorted by length, to reduce padding
@@ -34,11 +38,12 @@ def write(
     eos: frozenset[int],
     done: Callable[[int], None] = lambda count: None,
     say: Callable[[str], None] = lambda words: None,
+    by: Mapping[str, Any] | None = None,
 ) -> int:
     """Append an answer for every question without one in `out`.
 
     A text is continued from its first `opening` tokens. Question i uses seed + i. Questions that fill the model's
-    context are left out, and `say` tells how many.
+    context are left out, and `say` tells how many. by: who answers, for the lines (`questions.by`).
 
     Returns:
         The number of answers written. Empty answers are not.
@@ -57,10 +62,15 @@ def write(
 
     def line(i: int, what: Asked, ids: Sequence[int], row: Row) -> dict[str, Any]:
         answer, ends = answer_of(row), row.finish == "eos"  # a truncated answer has no end
-        if not isinstance(what, list):
+        made: dict[str, Any] = {"ends": ends} if by is None else {"ends": ends, "by": by}
+        if isinstance(what, list):
+            made = {"messages": [*what, {"role": "assistant", "content": answer}], **made}
+        else:
             prompt = text_of(words.open(), ids)
-            return {"id": i, "asked": mark(what), "prompt": prompt, "completion": answer, "ends": ends}
-        return {"id": i, "messages": [*what, {"role": "assistant", "content": answer}], "ends": ends}
+            made = {"asked": mark(what), "prompt": prompt, "completion": answer, **made}
+        if not stop.apart and not _faithful(made, [*ids, *row.output], tokenizer):
+            made |= {"prompt_token_ids": list(ids), "token_ids": list(row.output)}
+        return {"id": i, **made}
 
     words = detokenizer(tokenizer)
     stop = Stop(eos, (), max_new_tokens, words, apart=isinstance(target, SeqTarget))
@@ -91,6 +101,14 @@ def write(
         more = f"{written} answer{'' if written == 1 else 's'} more"
         raise Interrupted(f"{out} has {more}; the same command resumes from there") from None
     return written
+
+
+def _faithful(line: Mapping[str, Any], tokens: list[int], tokenizer: Any) -> bool:
+    """Does a line's text give these tokens, with or without more of the template behind them?"""
+    try:
+        return list(document(line, "", tokenizer).tokens[: len(tokens)]) == tokens
+    except InputError:  # the template rewrites what was said before
+        return False
 
 
 def _length(question: tuple[int, Any, list[int]]) -> int:

@@ -22,16 +22,18 @@ class Log:
     Args:
         folder: of the run.
         start, steps: the first step of this session, and the last of the run.
+        evaluate: steps from one evaluation to the next.
         rate: operations per second of the machine's GEMMs.
         main: whether this process writes.
         quiet: no output on stderr.
     """
 
-    def __init__(self, folder: Path, start: int, steps: int, rate: float, main: bool, quiet: bool):
+    def __init__(self, folder: Path, start: int, steps: int, evaluate: int, rate: float, main: bool, quiet: bool):
         self.path, self.main, self.quiet = folder / "log.jsonl", main, quiet
-        self.start, self.steps, self.rate = start, steps, rate
+        self.start, self.steps, self.evaluate, self.rate = start, steps, evaluate, rate
         self.tokens, self.seconds, self.useful = 0, 0.0, 0.0
         self.losses: list[float] = []
+        self.pause = 0.0  # seconds that the last evaluation took
         self.bar: Any = None
         self.board: Any = None
 
@@ -93,13 +95,18 @@ class Log:
             self.bar.update(self.task, completed=step, note=note)
         if step % EVERY == 0 or step == self.steps:
             if self.bar is not None and not self.bar.console.is_terminal:  # no bar is drawn
-                left = timedelta(seconds=round((self.steps - step) * self.seconds / len(self.losses)))
+                pauses = (-(-self.steps // self.evaluate) - step // self.evaluate) * self.pause
+                left = timedelta(seconds=round((self.steps - step) * self.seconds / len(self.losses) + pauses))
                 self.say(f"step {step} of {self.steps}: {note}, {left} left")
             line = {"step": step, "loss": mean, "lr": rate}
             self._write({**line, "tokens_per_second": speed, "rate_share": share, **parts})
             self.tokens, self.seconds, self.useful, self.losses = 0, 0.0, 0.0, []
 
-    def evaluation(self, step: int, loss: float, parts: Mapping[str, float], result: Mapping[str, Any]) -> None:
+    def evaluation(
+        self, step: int, loss: float, parts: Mapping[str, float], result: Mapping[str, Any], seconds: float
+    ) -> None:
+        """Log an evaluation."""
+        self.pause = seconds
         self._write({"step": step, "held_out_loss": loss, **{f"held_out_{k}": v for k, v in parts.items()}, **result})
         alpha = " ".join(f"{a:.2f}" for a in result["alpha"])
         self.say(f"step {step}: held-out loss {loss:.4f}, tau {result['tau']:.2f}, alpha by position {alpha}")

@@ -123,15 +123,22 @@ def _train(
     objective = fresh()
     of = {"target": print_, "rows": digest(rows), "held_out": digest(test)}
     if saved is not None and saved["of"]["target"] != print_:
-        raise InputError(f"{out} was trained for another target; give another --out, or remove it")
+        raise InputError(
+            f"{out} was trained for another target, or with another --dtype or --device; give what it was begun with, "
+            "or another --out"
+        )
     rate = product_rate(torch.device(target.device), bool(recipe.bf16))
-    log = Log(out, start, recipe.steps, rate, main, quiet)
+    log = Log(out, start, recipe.steps, recipe.evaluate, rate, main, quiet)
     with accelerator.main_process_first() if recipe.cache else nullcontext():  # which creates the files of a cache
-        features_of = _feature_source(target, objective.taps, recipe, rows, out, log.say, print_)
+        features_of = _feature_source(
+            target, objective.taps, recipe, rows, out, log.say, print_, accelerator.num_processes
+        )
     log.say(f"{_chosen(recipe, target)}; GEMMs on this machine: {rate / 1e9:,.0f} GFLOPS")
     if saved is not None and saved["of"] != of and start < recipe.steps:
-        log.say("the data has changed: the run continues with the new data, and the best drafter so far is discarded")
-        best = math.inf
+        same = saved["of"]["held_out"] == of["held_out"]
+        best = best if same else math.inf
+        lost = "" if same else ", and the best drafter so far is discarded, since other texts are held out"
+        log.say(f"the data has changed: the run continues with the new data{lost}")
     log.say(f"{len(rows.keys)} rows of {recipe.length} tokens for training, {len(test.keys)} held out")
     if saved is None and not recipe.init and isinstance(objective, objectives.Prepared):
         first = range(0, min(len(rows.keys), -(-recipe.steps * recipe.rows // TENTH)), recipe.rows)
@@ -142,7 +149,8 @@ def _train(
     if saved is not None:
         state.resume(saved)
 
-    prompts = prompts_of(held, recipe.prompts, recipe.tokens, target.context)
+    longest = min(recipe.length, target.context - recipe.tokens - 2)
+    prompts = prompts_of(held, recipe.prompts, longest)
     last = min(recipe.steps, stop or recipe.steps)
     with _interruptible() as signals, files.writing(out), log:
         if main:
@@ -170,8 +178,9 @@ def _train(
                 kept = time.perf_counter()
             if halt:
                 raise Interrupted(f"{out} keeps step {done} of {recipe.steps}; the same command resumes from there")
-    if last == recipe.steps and main and _own_cache(recipe):
-        shutil.rmtree(out / CACHE, ignore_errors=True)
+    own = out / CACHE
+    if last == recipe.steps and main and (own / TARGET).exists() and own.resolve() != Path(recipe.cache).resolve():
+        shutil.rmtree(own, ignore_errors=True)
     return Result(out / "best", last, loss, best, tau)
 
 
@@ -200,12 +209,13 @@ def _chosen(recipe: Recipe, target: Target) -> str:
 def _vocabulary(recipe: Recipe, documents: Sequence[Document], target: Target) -> Recipe:
     """The recipe with the size of the draft vocabulary, if it was left open: the size that the drafter has that the
     training begins with, else what the data determines. A resumed run keeps it."""
-    if {**objectives.options_of(recipe.method), **recipe.options}.get("draft_vocab") != -1:
-        return recipe
-    if recipe.init:
+    given = {**objectives.options_of(recipe.method), **recipe.options}.get("draft_vocab")
+    if recipe.init and given is not None and recipe.options.get("draft_vocab", -1) == -1:
         size = objectives.drafted(recipe.init, recipe.method, target)
-    else:
+    elif given == -1:
         size = draft_size(documents, target.vocab)
+    else:
+        return recipe
     return replace(recipe, options={**recipe.options, "draft_vocab": size})
 
 
@@ -245,6 +255,7 @@ def _evaluate(
 
     Called by every process. The first one evaluates, and so do those that share its target.
     """
+    began = time.perf_counter()
     recipe, accelerator, objective = state.recipe, state.accelerator, state.full(fresh)
     if objective is not None:
         loss, parts = held_out_loss(objective, test.to(target.device), features_of, recipe.rows)
@@ -255,14 +266,21 @@ def _evaluate(
     accelerator.wait_for_everyone()
     if objective is not None:
         measured = acceptance(target, drafters.load(f"{objective.drafter}:{folder}", target), prompts, recipe.tokens)
-        log.evaluation(step, loss, parts, asdict(measured))
+        log.evaluation(step, loss, parts, asdict(measured), time.perf_counter() - began)
         tau, best = (measured.tau, loss) if loss < best else (tau, best)
     accelerator.wait_for_everyone()
     return tau, best
 
 
 def _feature_source(
-    target: Target, taps: tuple[int, ...], recipe: Recipe, rows: Batch, out: Path, say: Callable[[str], None], of: str
+    target: Target,
+    taps: tuple[int, ...],
+    recipe: Recipe,
+    rows: Batch,
+    out: Path,
+    say: Callable[[str], None],
+    of: str,
+    processes: int,
 ) -> FeaturesOf:
     """The source of features: another engine's files, a cache on disk, or the target each time."""
     half = bool(recipe.bf16)
@@ -273,7 +291,7 @@ def _feature_source(
     again = recipe.steps * recipe.rows * recipe.accumulate > len(rows.keys)
     if not taps or not (recipe.cache or (target.device == "cpu" and again)):
         return lambda batch: see(target, batch.to(target.device), taps, half)
-    cache = FeatureCache(Path(recipe.cache) if recipe.cache else out / CACHE, taps, half, of)
+    cache = FeatureCache(Path(recipe.cache) if recipe.cache else out / CACHE, taps, half, of, sharing=processes)
     say(f"features are cached in {cache.folder} for later epochs, at most {cache.free / 1e9:.0f} GB more")
     return lambda batch: cache.see(target, batch.to(target.device))
 

@@ -107,6 +107,19 @@ def _cut_off(line: bytes) -> bool:
     return False
 
 
+def by(model: str, temperature: float) -> dict[str, Any]:
+    """Who answers, as a line of answers keeps it: a model by the last part of its name, and its temperature."""
+    return {"model": Path(model).name, "temperature": temperature}
+
+
+def same_author(out: Path, answers: Mapping[Any, dict[str, Any]], author: dict[str, Any]) -> None:
+    """Raise InputError where an answer of `out` is another model's, or of another temperature."""
+    for row in answers.values():
+        if (theirs := row.get("by", author)) != author:  # older lines have no `by`
+            said = f"{theirs['model']} at temperature {theirs['temperature']:g}" if isinstance(theirs, dict) else theirs
+            raise InputError(f"{out} has answers by {said}; give another --out")
+
+
 def same_questions(out: Path, answers: Mapping[int, dict[str, Any]], items: Sequence[Asked]) -> None:
     """Raise InputError where an answer of `out` is that of another question than the one of its number."""
     for number, row in answers.items():

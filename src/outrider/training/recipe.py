@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from math import ceil
+from math import ceil, inf
 from pathlib import Path
 from typing import Any
 
@@ -59,12 +59,16 @@ class Recipe:
         Raises:
             InputError: a size or rate is out of range, or the method is unknown.
         """
-        if min(self.rows, self.length, self.accumulate, self.prompts) < 1 or min(self.steps, self.save) < 0:
+        counts = self.steps, self.save, self.evaluate
+        if min(self.rows, self.length, self.accumulate, self.prompts) < 1 or min(counts) < 0:
             raise InputError(
-                "--rows, --length, --accumulate and --limit must be at least 1, --steps and --save at least 0"
+                "--rows, --length, --accumulate and --limit must be at least 1, and --steps, --save and --evaluate at "
+                "least 0"
             )
-        if self.lr < 0 or self.clip < 0 or not 0 <= self.final <= 1:
-            raise InputError("--lr and --clip must be at least 0, and a recipe's final must be between 0 and 1")
+        if not all(0 <= value < inf for value in (self.lr, self.clip, self.decay)) or not 0 <= self.final <= 1:
+            raise InputError(
+                "--lr, --clip and --decay must be numbers of at least 0, and a recipe's final must be between 0 and 1"
+            )
         if self.features and self.cache:
             raise InputError("features come from a folder or are cached in one; give --features or --cache")
         paper = optimiser_of(self.method)

@@ -84,9 +84,11 @@ class TextTokenizer:
         continue_final_message: bool = False,
         tokenize: bool = True,
         return_dict: bool = True,
+        chat_template: str | None = None,
         **variables: Any,
     ) -> Any:
-        """Chat messages as the model's template writes them: a text, its token ids, or a mapping with `input_ids`.
+        """Chat messages as the model's template (or another `chat_template`) writes them: a text, its token ids, or a
+        mapping with `input_ids`.
 
         Raises:
             TemplateError: of jinja2: the template refuses the messages.
@@ -97,7 +99,8 @@ class TextTokenizer:
         if not messages:
             raise ValueError("a chat has at least one message")
         more = {**self.special_tokens_map, **variables}
-        text = render(self._template(tools), messages, tools, add_generation_prompt, continue_final_message, more)
+        template = chat_template or self._template(tools)
+        text = render(template, messages, tools, add_generation_prompt, continue_final_message, more)
         if not tokenize:
             return text
         ids = self.encode(text, add_special_tokens=False)

@@ -139,7 +139,8 @@ class TrimmedObjective(NetworkObjective):
         mine = to_dict(self.net.config)
         other = sorted(k for k in mine.keys() - BESIDE if _rounded(mine[k]) != _rounded(theirs[k]))
         if other:
-            raise InputError(f"{folder} has another {', '.join(other)} than this training; give the same options")
+            differing = ", ".join(_difference(k, theirs.get(k), mine[k]) for k in other)
+            raise InputError(f"{folder} has {differing} than this training; give the same options")
         tensors = native.exact(checkpoint.tensors, native.shapes(self.net), folder)
         self.net.load_state_dict(tensors)
         self._read_vocabulary()
@@ -147,6 +148,11 @@ class TrimmedObjective(NetworkObjective):
     def draftable(self, tokens: Int[Tensor, "*s"]) -> Bool[Tensor, "*s"]:
         """The target's tokens in the draft vocabulary."""
         return torch.ones_like(tokens, dtype=torch.bool) if self.places is None else self.places[tokens] >= 0
+
+
+def _difference(name: str, theirs: Any, mine: Any) -> str:
+    """As in `another heads (5, not 4)`."""
+    return f"another {name}" + ("" if isinstance(mine, dict) else f" ({theirs}, not {mine})")
 
 
 def _rounded(value: Any) -> Any:
