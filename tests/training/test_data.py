@@ -12,8 +12,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from outrider.backends.native.text_tokenizer import load_tokenizer
-from outrider.shipped import shipped
 from outrider.params import InputError
+from outrider.shipped import shipped
 from outrider.training import data
 
 WORDS = ["<end>", "<user>", "<bot>", "hi", "there", "how", "are", "you", "fine", "thanks", "bye"]
