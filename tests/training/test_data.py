@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -49,11 +50,12 @@ def test_only_the_assistants_words_are_learned(tokenizer: PreTrainedTokenizerFas
 
 def test_a_template_that_writes_the_date_writes_the_same_one_tomorrow(tokenizer: PreTrainedTokenizerFast) -> None:
     """Or a run that goes on would meet other texts, and hold out others; in transformers' templates and in ours."""
-    dated = copy.deepcopy(tokenizer)
-    ours = load_tokenizer(shipped("demo/target"))
+    template = '{%- set day = strftime_now( "%d. %b %Y" ) -%}{{ day }} ' + TEMPLATE
+    theirs = copy.deepcopy(tokenizer)
+    theirs.chat_template = template
+    ours = replace(load_tokenizer(shipped("demo/target")), chat_template=template)
     talk = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "bye"}]
-    for one in (dated, ours):
-        one.chat_template = '{%- set day = strftime_now( "%d. %b %Y" ) -%}{{ day }} ' + TEMPLATE
+    for one in (theirs, ours):
         assert data._chat(talk, one, "line 1", True).parts[0][0] == "01. Jan 2026 <user> hi <end> <bot> "
 
 
