@@ -64,7 +64,8 @@ ROOMS: dict[str, tuple[str, str]] = {
         "evidence of losslessness; parity with vLLM",
     ),
     "bench": (
-        "params machine files plugins encoding schema prompts names core backends budgets engine drafters llm proofs",
+        "params machine files shipped plugins encoding schema prompts names core backends budgets engine drafters llm "
+        "proofs",
         "the benchmark: methods by tasks by temperatures by batch sizes",
     ),
     "serve": (

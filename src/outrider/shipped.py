@@ -44,3 +44,10 @@ def folder_of(name: str | Path) -> Path:
 def place_of(name: str) -> str:
     """The same for what may be a hub id, or a folder that is spelled like one: ./name."""
     return str(shipped(name)) if is_shipped(name) else name
+
+
+def drafter_at(name: str) -> str:
+    """`place_of` a drafter. Raises InputError where the name alone is a model's."""
+    if name in (DEMO, SMOLLM2) and not Path(name).exists():
+        raise InputError(f"{name} is a model; name a drafter, such as {name}/eagle3")
+    return place_of(name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from outrider import InputError
+from outrider.bench.stamps import BLOCK, stamps
 from outrider.bench.store import Store, read_header, read_samples
 from outrider.bench.types import VERSION, Sample, Turn
 from outrider.core.types import Usage
@@ -54,6 +56,36 @@ def sample(number: int = 0) -> Sample:
 
 def lines(folder: Path) -> bytes:
     return (folder / "samples.jsonl").read_bytes()
+
+
+def test_a_drafter_or_model_that_was_trained_anew_is_another_one(tmp_path: Path) -> None:
+    """In the folder that it was in; further SPECs may be added, and older runs say nothing of files."""
+    drafter = tmp_path / "drafter"
+    drafter.mkdir()
+    (drafter / "config.json").write_text("{}", encoding="utf-8")
+    (drafter / "README.md").write_text("a card", encoding="utf-8")
+    large = drafter / "model.safetensors"
+    large.write_bytes(bytes(5_000_000))
+    specs = f"eagle:{drafter}", f"suffix + {drafter}?scale=1", "lookup", "none", "smollm2/eagle3"
+    arguments = {"target": "demo", "started": "today", "arguments": SETTINGS}
+
+    def run(mark: str, *specs: str) -> dict[str, str]:
+        files = stamps(specs)
+        Store.open(tmp_path / "run", {**arguments, "mark": mark, "files": files}).begin()
+        return files
+
+    first = run("a", specs[0])
+    assert run("a", *specs).keys() == {*specs[:2], specs[4]}
+    (drafter / "README.md").write_text("another card", encoding="utf-8")
+    assert run("a", specs[0]) == first
+    with pytest.raises(InputError, match="other weights of demo; give another --out"):
+        run("b", specs[0])
+    large.write_bytes(bytes(2_500_000) + b"1" * BLOCK * 2 + bytes(2_500_000 - 2 * BLOCK))
+    for spec in specs[:2]:
+        with pytest.raises(InputError, match=re.escape(f"other files of {spec}; give another --out")):
+            run("a", spec)
+    opened(tmp_path / "older")
+    Store.open(tmp_path / "older", {**arguments, "mark": "a", "files": first})
 
 
 def test_a_new_folder(tmp_path: Path) -> None:

@@ -87,6 +87,7 @@ BAD: list[tuple[Callable[[Path], Any], str]] = [
     (lambda p: saved(p, [1, 2]), "not a table of tensors"),
     (lambda p: folder(p, dict(LLAMA), {"model.layers.0.q": torch.zeros(1), "lm_head.weight": torch.zeros(1)}),
      "a full language model; use it as model:"),
+    (lambda p: folder(p, dict(LLAMA), {"backbone.embedding.weight": torch.zeros(1)}), "a Mamba, .* use it as mamba:"),
     (lambda p: folder(p, dict(LLAMA), {"colour": torch.zeros(1)}), "is not a native folder, .* begin with colour"),
     # EAGLE
     (lambda p: folder(p, dict(LLAMA), without(eagle(), "fc.weight")), "lack fc.weight"),

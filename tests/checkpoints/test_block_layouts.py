@@ -162,6 +162,19 @@ def test_read_speculators(tmp_path: Path) -> None:
     assert torch.equal(checkpoint.tensors["d2t"], raw["d2t"])
 
 
+def test_token_ids_where_offsets_belong_are_refused(tmp_path: Path) -> None:
+    config = {
+        "speculators_model_type": "dspark", "transformer_layer_config": CONFIG, "block_size": BLOCK,
+        "aux_hidden_state_layer_ids": list(TAPS), "mask_token_id": 60, "is_causal": True, "sample_from_anchor": True,
+    }  # fmt: skip
+    raw = {**tensors(), **foreign.mapping(), "lm_head.weight": foreign.some(foreign.VD, H, seed=5)}
+    ids = raw["d2t"] + torch.arange(foreign.VD)
+    with pytest.raises(InputError, match="holds token ids where offsets belong"):
+        read(foreign.folder(tmp_path / "ids", config, {**raw, "d2t": ids}))
+    alone = {name: tensor for name, tensor in raw.items() if name != "t2d"}
+    assert torch.equal(read(foreign.folder(tmp_path / "alone", config, alone)).tensors["d2t"], raw["d2t"])
+
+
 def test_read_dflash_2_of_speculators(tmp_path: Path) -> None:
     config = {
         "speculators_model_type": "dflash2", "transformer_layer_config": CONFIG, "block_size": BLOCK,

@@ -58,6 +58,7 @@ OTHERS = (
     "bench compare nothere nothere", "bench tasks nothing", "bench demo --rule block", "theory --table",
     "export demo/nothing demo --to vllm --out new", "export demo/eagle demo --to nothing --out new",
     "export nothing demo --to vllm --out new", "import nothing", "import demo/nothing",
+    "import smollm2", "export demo --to vllm --out new",
     "parity demo --drafter demo/eagle --python nothere",
     f"parity demo --drafter demo/eagle --python {sys.executable} --to x",
     "tune-tree demo --drafter nothing --prompts prompts.jsonl --out new",

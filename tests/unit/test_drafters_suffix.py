@@ -145,6 +145,25 @@ def test_a_corpus_is_shared_and_extends_the_text(tmp_path) -> None:
     assert before == (drafter.corpus.successors, drafter.corpus.count)
 
 
+def test_what_others_wrote_is_forgotten_on_demand() -> None:
+    """As `outrider bench` does before the same prompts come again; a generation under way goes on."""
+    drafter = suffix.load(None, persist=True)
+    play = Play(drafter, PROMPTS[2:], first=[[1]])
+    for _ in range(6):
+        play.round(Budget(1, 0))
+
+    def drafted() -> int:
+        return Play(drafter, [[9, 9, 9]], first=[[1]]).propose(Budget(4, 3)).nodes
+
+    assert drafted() > 1
+    drafter.forget()
+    assert drafted() == 1
+    for _ in range(20):
+        play.round(Budget(1, 0))
+    assert drafter.memory is not None
+    assert drafter.memory.written >= 20
+
+
 def test_persistence_serves_the_next_request() -> None:
     drafter = suffix.load(None, persist=True)
     first = Play(drafter, PROMPTS[2:], first=[[1]])

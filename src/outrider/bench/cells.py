@@ -32,7 +32,7 @@ class Analysis:
         by_method = {m.name: [s for s in samples if s.method == m.name] for m in group.methods}
         plain = next((m.name for m in group.methods if m.plain), "")
         bases = {"plain": by_method.get(plain, []), "stock": by_method.get(STOCK, [])}
-        every = range(len(group.chunks))
+        every, answered = range(len(group.chunks)), {s.pair_key for s in bases["plain"]}
         looping = {s.chunk for s in bases["plain"] if metrics.looping(s)}
         chunks = [c for c in every if self.keep_loops or c not in looping] or list(every)
         for method in group.methods:
@@ -47,7 +47,7 @@ class Analysis:
             elif not table.samples or not table.samples[0]:
                 cell.state, cell.reason = "partial", "not measured yet"
             else:
-                if len(mine) < len(every) * group.repeats:
+                if len(mine) < len(every) * group.repeats or (plain and not answered >= {s.pair_key for s in mine}):
                     cell.state, cell.reason = "partial", "not all prompts yet"
                 cell.looping = sum(len(group.chunks[c]) for c in looping if c not in chunks)
                 self.measure(cell, table, bases)

@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from shlex import quote
 from time import monotonic
 
 from ..machine import environment
@@ -256,12 +257,12 @@ def conclude(model: str, cells: dict[str, Cell], lost: Sequence[Candidate], spen
     sure = bool(best and best.speedup and all(best.speedup.ends[0] > end for end in rest))
     specs = best.drafter.split(" + ") if best else ["none"]
     budget = best.budget if best and best.budget != "auto" else ""
-    flags = " ".join(f"--drafter '{s}'" if "?" in s else f"--drafter {s}" for s in specs)
+    flags = " ".join(f"--drafter {quote(s)}" for s in specs)
     flags += f" --budget {budget}" * bool(budget)
     python = f'"{model}", {specs if len(specs) > 1 else specs[0]!r}' + f", budget={budget!r}" * bool(budget)
     return Recommendation(
         model, best, sure, (*ranked, *lost), plain, round(spent, 1),
-        f'outrider generate {model} "..." {flags}', f"outrider.load({python})",
+        f'outrider generate {quote(model)} "..." {flags}', f"outrider.load({python})",
         sentence(model, first, best, sure, plain),
     )  # fmt: skip
 

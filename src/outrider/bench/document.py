@@ -156,6 +156,8 @@ class RunInfo:
     sessions: int = 1
     arguments: dict[str, Any] = field(default_factory=dict)
     methods: dict[str, Any] = field(default_factory=dict)
+    mark: str = ""  # of the target's weights
+    files: dict[str, str] = field(default_factory=dict)  # a stamp of the files that a SPEC names
     precision: str = ""  # the dtype of the target's computations
     exact: str = ""  # "bits" or "rounding": how far texts with drafts equal plain decoding's
     machine: dict[str, Any] = field(default_factory=dict)

@@ -18,6 +18,7 @@ from .config import Config
 from .document import Document
 from .models import Models
 from .runner import Advance, Group, Runner, fitting
+from .stamps import stamps
 from .store import Store
 from .tasks import expand, load
 from .types import Peer
@@ -45,7 +46,10 @@ class Grid:
         models.llm()  # imports what determines the number of threads and the devices
         config = replace(config, threads=threads())
         meanings = {m.name: [m.peer, m.spec, m.rule, m.budget, m.variant] for m in rows}
-        header = {"target": models.target, "arguments": config.arguments(), "methods": meanings, **environment()}
+        header = {
+            "target": models.target, "mark": models.llm().target.mark, "arguments": config.arguments(),
+            "methods": meanings, "files": stamps({m.spec for m in rows}), **environment(),
+        }  # fmt: skip
         store = Store.open(config.out, header)
         given = {m.name: peers[m.label] for m in rows if peers and m.label in peers}
         runner = Runner(models, store, config.tokens, config.seed, peers=given)

@@ -95,20 +95,19 @@ class Table:
         return ratio(self.map(tokens), self.map(seconds))
 
     def faster(self, others: Sequence[Sample], prefill: bool = False) -> Figure | None:
-        """The speed-up over another method's samples of the same prompts, repeat and session; None if any is missing.
+        """The speed-up over another method's samples of the same prompts, repeat and session, of those prompts that
+        both have answered; None if there are none.
 
         prefill: with the prompts' passes included.
         """
         theirs = {s.pair_key: s for s in others}
-        if not self.samples or any(s.pair_key not in theirs for run in self.samples for s in run):
+        runs = [[(s, theirs[s.pair_key]) for s in run if s.pair_key in theirs] for run in self.samples]
+        runs = [run for run in runs if any(tokens(s) for _, s in run)]  # texts of one token have no decoding speed
+        if not runs:
             return None
-        if not any(tokens(s) for s in theirs.values()):
-            return None  # texts of one token have no decoding speed
-        each = [
-            quotient(speed(run, prefill), speed([theirs[s.pair_key] for s in run], prefill)) for run in self.samples
-        ]
+        each = [quotient(speed([a for a, _ in run], prefill), speed([b for _, b in run], prefill)) for run in runs]
         value, draws = np.median([e.value for e in each]), np.median([e.draws for e in each], axis=0)
-        return Figure(float(value), draws, each[0].chunks)
+        return Figure(float(value), draws, min(e.chunks for e in each))
 
     def usages(self) -> list[list[Usage]]:
         """[chunk][row and turn] of the first repeat; empty if the method does not count rounds."""

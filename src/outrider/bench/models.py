@@ -50,11 +50,15 @@ class Models:
         return self.loaded[variant]
 
     def with_drafter(self, variant: str, spec: str) -> LLM:
-        """The same target with a drafter, or a mix (`SPEC + SPEC`), with budgets and noise of its own."""
+        """The same target with a drafter, or a mix (`SPEC + SPEC`), with budgets and noise of its own. A drafter that
+        keeps what it sees of other requests is loaded anew each time."""
         from .. import drafters
 
-        if (variant, spec) not in self.drafted:
-            base = self.llm(variant)
-            drafter = drafters.load(spec, base.target, base.tokenizer)
-            self.drafted[variant, spec] = replace(base, drafter=drafter, drafter_name=spec, budgets={})
-        return self.drafted[variant, spec]
+        if (variant, spec) in self.drafted:
+            return self.drafted[variant, spec]
+        base = self.llm(variant)
+        drafter = drafters.load(spec, base.target, base.tokenizer)
+        made = replace(base, drafter=drafter, drafter_name=spec, budgets={})
+        if drafter.reopens:
+            self.drafted[variant, spec] = made
+        return made

@@ -23,6 +23,7 @@ from ..encoding import has_template
 from ..params import InputError, first_line
 from . import checks, peers
 from .models import Models
+from .peers.outrider import Ours
 from .store import Store
 from .tasks import cut
 from .types import OURS, Answer, Ask, Method, Peer, Prompt, Sample, Task, Turn
@@ -80,6 +81,7 @@ class Runner:
     peers: dict[str, Peer] = field(default_factory=dict)  # by method
     weigh: Callable[[Answer, int], dict[str, int]] = lambda answer, rows: {}  # bytes by part
     failures: dict[tuple[Any, ...], str] = field(default_factory=dict)  # of this session, by cell
+    begun: dict[str, tuple[Any, ...]] = field(default_factory=dict)  # group and repeat that a method is at
 
     def missing(self, group: Group) -> list[tuple[int, int, list[Method]]]:
         """(repeat, chunk, methods) still to be measured, with the methods that they are compared with. A sample counts
@@ -142,7 +144,11 @@ class Runner:
 
     def measure(self, group: Group, method: Method, chunk: int, repeat: int) -> None:
         """Add a method's answer to a batch of prompts to the store."""
-        prompts = group.chunks[chunk]
+        prompts, at = group.chunks[chunk], (group.task.name, group.temperature, group.batch, repeat)
+        if self.begun.get(method.name) != at:  # no text is drafted from an answer to its own prompt
+            self.begun[method.name] = at
+            if isinstance(peer := self.peers[method.name], Ours):
+                peer.forget()
         sample = Sample(
             group.task.name, group.temperature, group.batch, method.name, chunk, repeat, self.store.session,
             digest(group.task, prompts), [p.id for p in prompts], [], [],

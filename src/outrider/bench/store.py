@@ -22,6 +22,10 @@ FIXED = ("model", "dtype", "device", "weights", "compile", "tokens", "seed", "th
 OPTIONS = {"model": "MODEL", "tokens": "--max-new-tokens", "weights": "SPEC@WEIGHTS"}
 BEFORE = {"weights": "full"}  # of runs of versions that knew nothing else
 PLACE = ("machine", "processor"), ("versions", "outrider")  # in the header: times and texts are theirs
+SAME = {
+    "methods": "a different method called {!r}; give this one another label",
+    "files": "a run with other files of {}; give another --out",
+}  # parts of the header to which a resumed run may add, and what it says where they differ
 
 
 @dataclass
@@ -50,11 +54,10 @@ class Store:
                 was, now = (one.get(part, {}).get(name) for one in (old, header))
                 if was is not None and was != now:
                     raise InputError(f"{folder} holds a run with {name} {was}, not {now}; give another --out")
-            known = old.get("methods", {})
-            for name, meaning in header.get("methods", {}).items():
-                if known.setdefault(name, meaning) != meaning:
-                    raise InputError(f"{folder} holds a different method called {name!r}; give this one another label")
-            header = {**header, "methods": known, "started": old["started"], "sessions": old["sessions"] + 1}
+            if old.get("mark", header.get("mark")) != header.get("mark"):
+                raise InputError(f"{folder} holds a run with other weights of {header['target']}; give another --out")
+            known = {part: _joined(folder, part, old, header) for part in SAME}
+            header = {**header, **known, "started": old["started"], "sessions": old["sessions"] + 1}
         header = {"format": VERSION, "sessions": 1, **header}
         return cls(folder, list(read_samples(folder)), session=header["sessions"], header=header)
 
@@ -67,6 +70,15 @@ class Store:
     def add(self, sample: Sample) -> None:
         files.append(self.folder / "samples.jsonl", json.dumps(asdict(sample), separators=(",", ":")))
         self.samples.append(sample)
+
+
+def _joined(folder: Path, part: str, old: dict[str, Any], header: dict[str, Any]) -> dict[str, Any]:
+    """A part of both headers. Raises InputError where they differ."""
+    made: dict[str, Any] = {**old.get(part, {})}
+    for name, meaning in header.get(part, {}).items():
+        if made.setdefault(name, meaning) != meaning:
+            raise InputError(f"{folder} holds {SAME[part].format(name)}")
+    return made
 
 
 def read_header(folder: Path) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from ..params import InputError
 from ..schema import from_dict, to_dict
 from . import native
 from .parts import Bag, Checkpoint, Shape, extras, flag, layer_of, llama, number
-from .safeailab import fits
+from .safeailab import fits, mapping
 from .target import Facts
 
 OURS = ("scale",)
@@ -176,6 +176,10 @@ def _found(
         fits(where, facts, vocab, shape.hidden)
     table = native.table("block", {**made, "causal": bool(causal)}, where)
     tensors = bag.all(table, lambda name: heads[pair].get(name, name))
+    if trimmed:
+        both = {"d2t": tensors["d2t"], **({"t2d": bag.take("t2d", (vocab,))} if "t2d" in bag else {})}
+        mapping(both, {"t2d"} - both.keys(), made["draft_vocab"], vocab, where, notes)
+        tensors["d2t"] = both["d2t"]
     if "sliding_attention" in (given.get("layer_types") or ()):
         notes.append(f"its layers read {given.get('sliding_window')} positions, and here all: longer texts differ")
     for name in sorted(bag.left):

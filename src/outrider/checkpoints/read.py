@@ -100,6 +100,8 @@ def _kind(config: dict, weights: Weights) -> str | None:
 
 
 def _refusal(path: str | Path, config: dict, weights: Weights) -> str:
+    if any(name.startswith("backbone.") for name in weights):
+        return f"{path} is a Mamba, which is read as it is; use it as mamba:{path}"
     if any(name.endswith(("lm_head.weight", "embed_tokens.weight", "wte.weight")) for name in weights) and any(
         ".layers." in name or ".h." in name for name in weights
     ):

@@ -164,7 +164,7 @@ def eagle3_of(
     bag.close()
     if middle != "midlayer.":
         notes.append("layers.0.* is read as midlayer.*")
-    ids = _mapping(tensors, virtual, few, vocab, where, notes)
+    ids = mapping(tensors, virtual, few, vocab, where, notes)
     if "lm_head.weight" in virtual:
         if facts is None:
             raise InputError(
@@ -180,7 +180,7 @@ def eagle3_of(
     return Checkpoint(layout, "eagle3", made, {k: tensors[k] for k in shapes if k in tensors}, notes)
 
 
-def _mapping(
+def mapping(
     tensors: dict[str, Tensor], virtual: set[str], few: int, vocab: int, where: object, notes: list[str]
 ) -> Tensor:
     """The draft vocabulary's token ids; d2t and t2d are created if missing, and must agree otherwise."""

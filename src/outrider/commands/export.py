@@ -43,7 +43,7 @@ def export(
     check_format(to)
     if out is None and not verify:
         raise InputError("give --out DIR for the new folder, or --verify to check one")
-    hub.ensure(shipped.place_of(folder))
+    hub.ensure(shipped.drafter_at(folder))
     place = located(model)  # before torch is imported
     from ..checkpoints import read
     from ..checkpoints.check import check

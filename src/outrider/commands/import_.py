@@ -57,7 +57,7 @@ def import_(
 
     if in_int8 and out is None:
         raise InputError("--int8 says how the new folder is written; name that folder with --out DIR")
-    hub.ensure(shipped.place_of(folder))
+    hub.ensure(shipped.drafter_at(folder))
     facts = facts_of(model) if model else None
     from ..checkpoints import read
     from ..checkpoints.native import check

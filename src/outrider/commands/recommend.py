@@ -100,7 +100,8 @@ def show(result: Recommendation) -> None:
 
     table = Table(title=Text(result.model), title_justify="left")
     for name in ("drafter", "budget", "speed-up", "tokens/s", "tau", "prompts"):
-        table.add_column(name, justify="left" if name in ("drafter", "budget") else "right")
+        left = name in ("drafter", "budget")
+        table.add_column(name, justify="left" if left else "right", overflow="fold" if left else "ellipsis")
     for c in (result.plain, *(c for c in result.candidates if c.speedup)):
         table.add_row(*map(Text, _row(c)), style="bold green" if c is result.best else "")
     console = Console()
@@ -109,8 +110,8 @@ def show(result: Recommendation) -> None:
     for note in notes:
         names = ", ".join(c.drafter for c in result.candidates if c.note == note and not c.speedup)
         console.print(Text(f"left out: {names} ({note})", "bright_black"))
-    console.print(Text(result.sentence, "bold"))
-    console.print(Text(f"\n  {result.command}\n  {result.python}"))
+    console.print(Text(result.sentence, "bold"), soft_wrap=True)
+    console.print(Text(f"\n  {result.command}\n  {result.python}"), soft_wrap=True)  # to be copied
 
 
 def _row(c: Candidate) -> tuple[Any, ...]:

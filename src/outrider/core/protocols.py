@@ -256,6 +256,11 @@ class Drafter(Protocol):
         """What it and its parts learn while they are used, for `budgets.memory`."""
         return [learner for part in self.parts for learner in part.learners]
 
+    def forget(self) -> None:
+        """Forget the texts of other requests, where it or a part keeps them. What `learners` know stays."""
+        for part in self.parts:
+            part.forget()
+
     @abstractmethod
     def open(self, prompts: Sequence[Sequence[int]], capacity: int) -> Drafting:
         """The state for rows that begin with these prompts; text and tree of a row have at most `capacity` tokens."""

@@ -130,6 +130,11 @@ class Memory:
         self.written += len(tokens)
         return self.epoch, self.young.extend(place[1] if place[0] == self.epoch else 0, tokens)
 
+    def clear(self) -> None:
+        """Forget everything."""
+        span = self.old.span
+        self.young, self.old, self.written, self.epoch = Automaton(span), Automaton(span), 0, self.epoch + 1
+
 
 @dataclass(frozen=True)
 class SuffixDrafter(Drafter):
@@ -145,6 +150,11 @@ class SuffixDrafter(Drafter):
     def reopens(self) -> bool:  # type: ignore[override]
         """With a memory, proposals depend on other requests too."""
         return self.memory is None
+
+    def forget(self) -> None:
+        if self.memory is not None:
+            with self.memory.lock:
+                self.memory.clear()
 
     def open(self, prompts: Sequence[Sequence[int]], capacity: int) -> SuffixDrafting:
         return SuffixDrafting(self, [Text(Automaton(2 * self.context), self.context).extend(p) for p in prompts])

@@ -29,6 +29,10 @@ class Ours:
 
     engine: Engine  # with one budget for the run, as in a server
 
+    def forget(self) -> None:
+        """Forget earlier texts, before the same prompts come again."""
+        self.engine.drafter.forget()
+
     def run(self, prompts: Sequence[Sequence[int]], ask: Ask) -> Answer:
         """All prompts as one batch. A chat that is alone continues what was read and written in the turns before."""
         sampling = Sampling(ask.temperature)
