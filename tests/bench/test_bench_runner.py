@@ -93,6 +93,31 @@ def test_a_run_that_is_broken_off_anywhere_has_its_speed_ups(tmp_path: Path, ans
     assert made.runner().missing(group) == []
 
 
+def test_no_text_is_drafted_from_an_answer_to_its_own_prompt(tmp_path: Path) -> None:
+    """Neither another budget's nor that of an earlier repeat, where a drafter learns from earlier answers."""
+    spec = "suffix?persist=true"
+    narrow, wide = (Method(spec, budget=budget) for budget in ("8x4", "16x8"))
+    rounds: dict[tuple[str, int, int], int] = {}
+    for folder, methods, repeats in (("alone", [NONE, wide], 1), ("both", [NONE, narrow, wide], 2)):
+        made = lab(tmp_path / folder)
+        made.measure(methods, repeats=repeats)
+        for sample in read_samples(tmp_path / folder):
+            count = sum(u.rounds for turn in sample.turns for u in turn.usages)
+            assert rounds.setdefault((sample.method, 0, sample.chunk), count) == count, (folder, sample.repeat)
+    assert len(rounds) == 3 * 6
+
+
+def test_plain_decoding_that_fails_takes_no_figures_from_others(tmp_path: Path) -> None:
+    made = lab(tmp_path, turns=(1,) * 3)
+    runner, group = made.runner(), made.group([NONE, LOOKUP])
+    runner.open(group.methods)
+    runner.peers["none"] = Failing(runner.peers["none"], 2)
+    runner.run(group)
+    cells = {c.method: c for c in document(Analysis(runner), [group]).cells}
+    assert (cells["none"].state, cells[LOOKUP.name].state) == ("failed", "done")
+    assert cells[LOOKUP.name].tau is not None
+
+
 def test_more_prompts_later(tmp_path: Path) -> None:
     """A second run with other prompts keeps what it can use, by the prompts and not by their indices."""
     made = lab(tmp_path, turns=(1,) * 6)

@@ -79,10 +79,12 @@ def test_answers_of_another_model_or_temperature_are_not_mixed(
     call = ["data", "generate", "demo", "--data", str(QUESTIONS), "--out", str(out), "--max-new-tokens", "4"]
     assert main([*call, "--temperature", "0", "--limit", "1"]) == 0
     (line,) = map(json.loads, out.read_text(encoding="utf-8").splitlines())
-    assert line["by"] == {"model": "demo", "temperature": 0.0}
-    for more in (["--limit", "1"], ["--limit", "2"]):
-        assert main([*call, "--temperature", "0.7", *more]) == 2
-        assert f"{out} has answers by demo at temperature 0; give another --out" in capsys.readouterr().err
+    assert line["by"] == {"model": "demo", "weights": "full", "temperature": 0.0}
+    others = ["--temperature", "0.7"], ["--temperature", "0", "--weights", "int8"]
+    said = "has answers of model demo weights full temperature 0.0; give another --out"
+    for more in ([*other, "--limit", count] for other in others for count in ("1", "2")):
+        assert main([*call, *more]) == 2
+        assert said in capsys.readouterr().err
     del line["by"]
     out.write_text(json.dumps(line) + "\n", encoding="utf-8")
     assert main([*call, "--temperature", "0.7", "--limit", "2"]) == 0

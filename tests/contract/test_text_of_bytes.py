@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import random
 from pathlib import Path
@@ -13,6 +14,7 @@ from made_tokenizers import FALLBACK, in_bytes, made
 from outrider import drafters
 from outrider.llm import LLM
 from outrider.testing import TableTarget
+from outrider.training.data import document
 from outrider.training.generate import write
 from outrider.training.questions import Opening
 
@@ -38,6 +40,29 @@ def test_a_question_that_fills_the_context_stops_no_others(tokenizer: Any, tmp_p
     lines = (tmp_path / "answers.jsonl").read_text(encoding="utf-8").splitlines()
     assert [json.loads(line)["id"] for line in lines] == [0, 2]
     assert said == ["left out: question 2 fills the context of 64 tokens"] * 2
+
+
+@pytest.mark.parametrize("template", ["", "{{ strftime_now('%d %B') }} "])
+def test_answers_have_their_tokens_where_their_text_would_give_others(
+    tokenizer: Any, tmp_path: Path, template: str
+) -> None:
+    """Text in single bytes would be tokenised in larger ones; other text stands alone, also behind a date."""
+    dated = copy.deepcopy(tokenizer)
+    dated.chat_template = template + "{% for m in messages %}{{ m['content'] }}{% endfor %}"
+    asked = [{"role": "user", "content": "the cat"}]
+    lines = {}
+    for name, token in (("bytes", in_bytes(tokenizer, "a")[0]), ("words", tokenizer.convert_tokens_to_ids("▁the"))):
+        (tmp_path / name).mkdir()
+        out = tmp_path / name / "answers.jsonl"
+        target = TableTarget(len(dated), order=1, seed=3, context=512, scale=1.0)
+        target.table[:, token] += 100.0
+        write(target, drafters.load("none"), dated, [("line 1", asked)], out, 8, 0.0, 1, 1, 500, frozenset())
+        (lines[name],) = map(json.loads, out.read_text(encoding="utf-8").splitlines())
+        made = document(lines[name], "line 1", dated)
+        assert [t for t, learned in zip(made.tokens, made.learn, strict=True) if learned]
+    assert "token_ids" in lines["bytes"]
+    assert len(lines["bytes"]["token_ids"]) == 8
+    assert "token_ids" not in lines["words"]
 
 
 def llm_of(tokenizer: Any, target: TableTarget, spec: str) -> LLM:

@@ -249,7 +249,7 @@ def test_equal_questions_have_ids_of_their_own() -> None:
 
 def test_prompt_ids_stand_where_each_engine_puts_them() -> None:
     """vLLM: beside the choices of a chat; SGLang, and vLLM for completions: in the choice."""
-    chat = {"messages": [{"role": "user", "content": "Hi"}]}
+    chat = {"messages": [{"role": "user", "content": "Hi"}], "model": "org/it", "temperature": 0.5}
     choice = {"message": {"content": "Ho"}, "finish_reason": "stop", "token_ids": [5, 2]}
     for answer in (
         {"choices": [choice], "prompt_token_ids": [1, 4]},
@@ -257,4 +257,5 @@ def test_prompt_ids_stand_where_each_engine_puts_them() -> None:
     ):
         made = line("k", chat, answer)
         assert (made["prompt_token_ids"], made["token_ids"], made["ends"]) == ([1, 4], [5, 2], True)
+        assert made["by"] == {"model": "it", "temperature": 0.5}
     assert "token_ids" not in line("k", chat, {"choices": [choice]}), "half of them are none"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -104,6 +105,24 @@ def test_precisions_have_fingerprints_of_their_own() -> None:
     every = {fingerprint(target, autocast) for target in (half, whole) for autocast in (False, True)}
     assert len(every) == 4
     assert fingerprint(again) != fingerprint(HFTarget(build("llama", torch.bfloat16)))
+
+
+def test_processes_share_the_space_of_a_cache_and_a_full_disk_ends_no_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, rows = HFTarget(build("llama", torch.float32)), batch()
+    alone, shared = (FeatureCache(tmp_path, (-1,), False, "target", 20_000, sharing) for sharing in (1, 4))
+    assert shared.free == alone.free // 4 > 0
+
+    def full(*given: Any) -> None:
+        raise InputError("the disk is full")
+
+    monkeypatch.setattr("outrider.training.features.files.write", full)
+    expected = see(target, rows, (-1,))
+    there = rows.documents >= 0
+    for _ in range(2):
+        assert torch.equal(alone.see(target, rows).features[-1][there], expected.features[-1][there])
+    assert alone.free == 0
 
 
 def test_a_cache_is_bounded(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,9 +21,10 @@ from outrider import checkpoints, drafters, files
 from outrider.backends.torch import HFTarget
 from outrider.checkpoints.write import write
 from outrider.params import InputError
-from outrider.training import checkpoint, data, features, loop, objectives
+from outrider.training import checkpoint, data, evaluate, features, loop, objectives
 from outrider.training.data import Document
 from outrider.training.evaluate import held_out_loss
+from outrider.training.log import Log
 from outrider.training.objectives import eagle
 from outrider.training.objectives._layer import layer_like
 from outrider.training.recipe import Recipe
@@ -208,7 +210,7 @@ def test_another_target_is_refused(model: HFTarget, tmp_path: Path) -> None:
     other = target(torch.float32)
     with torch.no_grad():
         other.model.get_input_embeddings().weight.mul_(1.5)
-    with pytest.raises(InputError, match="was trained for another target"):
+    with pytest.raises(InputError, match="was begun for another target"):
         run(other, tmp_path / "run", cached)
     with pytest.raises(InputError, match="of another target or precision"):
         run(other, tmp_path / "second", cached)
@@ -371,8 +373,8 @@ def test_progress_shows_the_share_of_the_machines_rate(model: HFTarget, tmp_path
         ({"length": 4096}, "exceed the target's context"),
         ({"rows": 0}, "must be at least 1"),
         ({"evaluate": -2}, "must be at least 1"),
-        ({"lr": math.nan}, "numbers of at least 0"),
-        ({"decay": -1.0}, "numbers of at least 0"),
+        ({"lr": math.nan}, "finite numbers of at least 0"),
+        ({"decay": -1.0}, "finite numbers of at least 0"),
         ({"method": "oracle"}, "no method 'oracle'"),
         ({"options": {"colour": 1}}, "eagle has no option 'colour'"),
     ],
@@ -444,6 +446,27 @@ def test_more_data_keeps_the_best_drafter_while_the_same_texts_are_held_out(
     third = loop.train(model, others, tmp_path, replace(worse, steps=62, evaluate=62))
     assert third.best > 0.0
     assert "the best drafter so far is discarded" in capsys.readouterr().err
+
+
+def test_evaluations_read_prompts_of_the_rows_length_at_most() -> None:
+    """Their ends: a chat's question stands there."""
+    chat = Document(tuple(range(100)), (False,) * 90 + (True,) * 10, "chat")
+    text = Document(tuple(range(300)), (True,) * 300, "text")
+    short = Document(tuple(range(9)), (False,) * 3 + (True,) * 6, "short")
+    made = evaluate.prompts_of([chat, short, text], 2, 40)
+    assert made == [list(range(50, 90)), list(range(60, 100))]
+
+
+def test_the_time_left_counts_evaluations(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Steps of a second each, and evaluations of a minute after 20, 40 and 50 of them."""
+    log = Log(tmp_path, 0, 50, 20, 1e9, True, False)
+    with log:
+        for step in range(1, 51):
+            log.step(step, 1.0, 0.1, 100, 1.0, 1.0, {})
+            if step % 20 == 0:
+                log.evaluation(step, 1.0, {}, {"tau": 1.0, "alpha": []}, 60.0)
+    left = re.findall(r"([0-9:]+) left", capsys.readouterr().err)
+    assert left == ["0:00:40", "0:00:30", "0:02:20", "0:02:10", "0:01:00"]
 
 
 def test_features_do_not_outlive_the_run_that_kept_them(model: HFTarget, tmp_path: Path) -> None:

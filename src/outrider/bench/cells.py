@@ -42,18 +42,24 @@ class Analysis:
                 group.task.name, group.temperature, group.batch, method.name, **asdict(method),
                 lossless=methods.lossless(method), loops=not self.keep_loops and len(looping) == len(every),
             )  # fmt: skip
-            if failure := self.runner.failures.get(cell.key):
+            if failure := self.lost(group, method.name):
                 cell.state, cell.reason = "failed", failure
             elif not table.samples or not table.samples[0]:
                 cell.state, cell.reason = "partial", "not measured yet"
             else:
-                if len(mine) < len(every) * group.repeats or (plain and not answered >= {s.pair_key for s in mine}):
+                if plain and self.lost(group, plain) is None and not answered >= {s.pair_key for s in mine}:
+                    cell.state, cell.reason = "partial", "plain decoding has not answered all prompts yet"
+                if len(mine) < len(every) * group.repeats:
                     cell.state, cell.reason = "partial", "not all prompts yet"
                 cell.looping = sum(len(group.chunks[c]) for c in looping if c not in chunks)
                 self.measure(cell, table, bases)
                 base = plain_of(method, group.methods)
                 self.check(cell, group, method, mine, latest(by_method.get(base.name, [])) if base else [])
             yield cell
+
+    def lost(self, group: Group, method: str) -> str | None:
+        """Why a method failed in this session, if it did."""
+        return self.runner.failures.get((group.task.name, group.temperature, group.batch, method))
 
     def strike(self, cell: Cell, faults: set[str]) -> None:
         """Make a cell invalid; no mean includes it."""

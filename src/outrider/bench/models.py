@@ -59,6 +59,6 @@ class Models:
         base = self.llm(variant)
         drafter = drafters.load(spec, base.target, base.tokenizer)
         made = replace(base, drafter=drafter, drafter_name=spec, budgets={})
-        if drafter.reopens:
+        if not drafter.remembers:
             self.drafted[variant, spec] = made
         return made

@@ -59,7 +59,7 @@ def generate(
     from pathlib import Path
 
     from .. import files
-    from ..names import find
+    from ..names import find, weights_of
     from ..params import InputError
     from .loading import check_drafter, load, located
 
@@ -79,7 +79,12 @@ def generate(
     names: list[Any] = questions.keys([what for _, what in items]) if endpoint else list(range(len(items)))
     with files.alone(out):
         answers_there = questions.finished(Path(out), str if endpoint else int)
-    author = questions.by(str(model) if endpoint else find(model).name, temperature)
+    if endpoint:
+        author = questions.by(str(model), temperature)
+    else:
+        place = find(model)
+        kept = "native" if place.gguf and weights == "auto" else weights_of(weights, place)
+        author = questions.by(place.name, temperature, kept)
     if not endpoint:
         questions.same_questions(Path(out), answers_there, [what for _, what in items])
     if model or not endpoint:

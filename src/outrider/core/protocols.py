@@ -247,6 +247,11 @@ class Drafter(Protocol):
         return self
 
     @property
+    def remembers(self) -> bool:
+        """Does it or a part keep texts of other requests, until `forget`?"""
+        return any(part.remembers for part in self.parts)
+
+    @property
     def models(self) -> Sequence[Target]:
         """Draft models, its own and its parts', which are targets of their own."""
         return [model for part in self.parts for model in part.models]

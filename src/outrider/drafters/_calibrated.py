@@ -151,6 +151,13 @@ class Calibrated(Drafter):
         return self.inner.taps
 
     @property
+    def remembers(self) -> bool:
+        return self.inner.remembers
+
+    def forget(self) -> None:
+        self.inner.forget()
+
+    @property
     def reopens(self) -> bool:  # type: ignore[override]
         return self.inner.reopens
 

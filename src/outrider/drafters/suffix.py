@@ -149,7 +149,11 @@ class SuffixDrafter(Drafter):
     @property
     def reopens(self) -> bool:  # type: ignore[override]
         """With a memory, proposals depend on other requests too."""
-        return self.memory is None
+        return not self.remembers
+
+    @property
+    def remembers(self) -> bool:
+        return self.memory is not None
 
     def forget(self) -> None:
         if self.memory is not None:

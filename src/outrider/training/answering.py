@@ -21,7 +21,7 @@ import httpx2
 from .. import files
 from ..params import Interrupted
 from .endpoints import Failed, Refused, Wish, ask, body, headers, line
-from .questions import Asked, finished, keys
+from .questions import Asked, by, finished, keys, same_author
 
 PATIENCE = 1800.0  # seconds until an answer counts as lost
 REST, REST_LONGEST = 0.25, 60.0  # seconds of pause after a server's first failure, and at most
@@ -102,6 +102,7 @@ def write(
     try:
         with files.alone(out):
             have = finished(out, str)
+            same_author(out, have, by(wish.model, wish.temperature))
             waiting = [question for question in put(items, wish) if question.key not in have]
             asyncio.run(answer([Server(url) for url in urls], waiting, concurrency, keep, result, done, say))
     except KeyboardInterrupt:

@@ -222,7 +222,7 @@ def _chat(messages: Sequence[Mapping[str, str]], tokenizer: Any, where: str, end
     def written(some: Sequence[Mapping[str, str]], prompt: bool = False) -> str:
         try:
             return tokenizer.apply_chat_template(
-                list(some), tokenize=False, add_generation_prompt=prompt, **_timeless(tokenizer.chat_template)
+                list(some), tokenize=False, add_generation_prompt=prompt, **timeless(tokenizer.chat_template)
             )
         except Exception as error:  # a template may fail in any way
             raise InputError(f"{where}: the chat template refuses these messages: {error}; correct the line") from None
@@ -244,7 +244,7 @@ def _chat(messages: Sequence[Mapping[str, str]], tokenizer: Any, where: str, end
     return Text(parts, ends=False, special=False)
 
 
-def _timeless(template: Any) -> dict[str, str]:
+def timeless(template: Any) -> dict[str, str]:
     """Arguments for a chat template that writes today's date: it writes DATE, so that a run which goes on tomorrow
     meets the same documents."""
     if not isinstance(template, str) or not TODAY.search(template):

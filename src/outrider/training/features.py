@@ -210,7 +210,7 @@ def digest(rows: Batch) -> str:
 def fingerprint(target: Target, half: bool = False) -> str:
     """A fingerprint of the target: samples of every weight, and its precision."""
     if not isinstance(target, HFTarget):
-        return f"{target.mark}-{target.arithmetic}"
+        return f"{target.mark}-{target.arithmetic if target.integers else target.precision}"
     precision = "" if target.precision == "float32" else target.precision
     digest = hashlib.sha256(f"{'half' if half else ''}{precision}".encode())
     for name, p in target.model.named_parameters():

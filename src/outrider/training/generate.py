@@ -18,8 +18,8 @@ from ..encoding import has_template
 from ..engine import Engine, Request, Row, generate
 from ..engine.stopping import Stop
 from ..params import InputError, Interrupted, Sampling
-from .data import document
-from .questions import Asked, Opening, finished, mark
+from .data import document, timeless
+from .questions import Asked, Opening, finished, mark, same_author
 
 WINDOW = 8  # batches whose questions are sorted by length, to reduce padding
 
@@ -79,6 +79,7 @@ def write(
     try:
         with files.alone(out):
             have = finished(out)
+            same_author(out, have, by)
             todo = [(i, what, _ids(tokenizer, what, opening)) for i, (_, what) in enumerate(items) if i not in have]
             long = [i for i, _, ids in todo if len(ids) >= target.context]
             if long:
@@ -107,8 +108,8 @@ def _faithful(line: Mapping[str, Any], tokens: list[int], tokenizer: Any) -> boo
     """Does a line's text give these tokens, with or without more of the template behind them?"""
     try:
         return list(document(line, "", tokenizer).tokens[: len(tokens)]) == tokens
-    except InputError:  # the template rewrites what was said before
-        return False
+    except (InputError, KeyError, NotImplementedError, ValueError):
+        return False  # the template rewrites what was said before, or the tokenizer knows no offsets
 
 
 def _length(question: tuple[int, Any, list[int]]) -> int:
@@ -121,6 +122,8 @@ def _ids(tokenizer: Any, what: Asked, opening: int) -> list[int]:
     if isinstance(what, str):
         return list(tokenizer(what)["input_ids"])
     if has_template(tokenizer):
-        return list(tokenizer.apply_chat_template(what, add_generation_prompt=True, return_dict=True)["input_ids"])
+        more = timeless(tokenizer.chat_template)
+        made = tokenizer.apply_chat_template(what, add_generation_prompt=True, return_dict=True, **more)
+        return list(made["input_ids"])
     text = "".join(f"{m['role'].capitalize()}: {m['content']}\n" for m in what) + "Assistant: "
     return list(tokenizer(text)["input_ids"])

@@ -95,7 +95,7 @@ class Log:
             self.bar.update(self.task, completed=step, note=note)
         if step % EVERY == 0 or step == self.steps:
             if self.bar is not None and not self.bar.console.is_terminal:  # no bar is drawn
-                pauses = (-(-self.steps // self.evaluate) - step // self.evaluate) * self.pause
+                pauses = (-(-self.steps // self.evaluate) - (step - 1) // self.evaluate) * self.pause
                 left = timedelta(seconds=round((self.steps - step) * self.seconds / len(self.losses) + pauses))
                 self.say(f"step {step} of {self.steps}: {note}, {left} left")
             line = {"step": step, "loss": mean, "lr": rate}

@@ -124,8 +124,8 @@ def _train(
     of = {"target": print_, "rows": digest(rows), "held_out": digest(test)}
     if saved is not None and saved["of"]["target"] != print_:
         raise InputError(
-            f"{out} was trained for another target, or with another --dtype or --device; give what it was begun with, "
-            "or another --out"
+            f"{out} was begun for another target, with another --dtype or --device, or by a version that took a .gguf "
+            "file's full weights; give what it was begun with, or another --out"
         )
     rate = product_rate(torch.device(target.device), bool(recipe.bf16))
     log = Log(out, start, recipe.steps, recipe.evaluate, rate, main, quiet)
@@ -291,8 +291,9 @@ def _feature_source(
     again = recipe.steps * recipe.rows * recipe.accumulate > len(rows.keys)
     if not taps or not (recipe.cache or (target.device == "cpu" and again)):
         return lambda batch: see(target, batch.to(target.device), taps, half)
-    cache = FeatureCache(Path(recipe.cache) if recipe.cache else out / CACHE, taps, half, of, sharing=processes)
-    say(f"features are cached in {cache.folder} for later epochs, at most {cache.free / 1e9:.0f} GB more")
+    sharing = processes // (target.processes if isinstance(target, HFTarget) else 1)  # others write the same files
+    cache = FeatureCache(Path(recipe.cache) if recipe.cache else out / CACHE, taps, half, of, sharing=sharing)
+    say(f"features are cached in {cache.folder} for later epochs, at most {cache.free * sharing / 1e9:.0f} GB more")
     return lambda batch: cache.see(target, batch.to(target.device))
 
 

@@ -107,17 +107,20 @@ def _cut_off(line: bytes) -> bool:
     return False
 
 
-def by(model: str, temperature: float) -> dict[str, Any]:
-    """Who answers, as a line of answers keeps it: a model by the last part of its name, and its temperature."""
-    return {"model": Path(model).name, "temperature": temperature}
+def by(model: str, temperature: float, weights: str = "") -> dict[str, Any]:
+    """Who answers, as a line of answers keeps it: the model (a name, or the last two parts of a folder's path), how its
+    weights are kept, and the temperature."""
+    parts = Path(model).resolve().parts if Path(model).is_dir() else (Path(model).name,)
+    return {"model": "/".join(parts[-2:]), **({"weights": weights} if weights else {}), "temperature": temperature}
 
 
-def same_author(out: Path, answers: Mapping[Any, dict[str, Any]], author: dict[str, Any]) -> None:
-    """Raise InputError where an answer of `out` is another model's, or of another temperature."""
+def same_author(out: Path, answers: Mapping[Any, dict[str, Any]], author: Mapping[str, Any] | None) -> None:
+    """Raise InputError where an answer of `out` is another model's, or of other weights or another temperature."""
     for row in answers.values():
-        if (theirs := row.get("by", author)) != author:  # older lines have no `by`
-            said = f"{theirs['model']} at temperature {theirs['temperature']:g}" if isinstance(theirs, dict) else theirs
-            raise InputError(f"{out} has answers by {said}; give another --out")
+        theirs = row.get("by")
+        if None not in (author, theirs) and theirs != author:  # older lines have no `by`
+            said = " ".join(f"{name} {value}" for name, value in theirs.items()) if isinstance(theirs, dict) else theirs
+            raise InputError(f"{out} has answers of {said}; give another --out")
 
 
 def same_questions(out: Path, answers: Mapping[int, dict[str, Any]], items: Sequence[Asked]) -> None:

@@ -67,7 +67,8 @@ class Recipe:
             )
         if not all(0 <= value < inf for value in (self.lr, self.clip, self.decay)) or not 0 <= self.final <= 1:
             raise InputError(
-                "--lr, --clip and --decay must be numbers of at least 0, and a recipe's final must be between 0 and 1"
+                "--lr, --clip and --decay must be finite numbers of at least 0, and a recipe's final must be between 0 "
+                "and 1"
             )
         if self.features and self.cache:
             raise InputError("features come from a folder or are cached in one; give --features or --cache")
