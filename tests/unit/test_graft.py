@@ -60,8 +60,11 @@ class Known(Rates):
         return confidence
 
 
-def graft(trees: list[DraftTree], budget: Budget, rates: Any = None) -> tuple[DraftTree, list[_mix.Places]]:
-    made, maps = _mix.graft([tree.host for tree in trees], rates or [None, *[Known()] * (len(trees) - 1)], budget)
+def graft(
+    trees: list[DraftTree], budget: Budget, rates: Any = None, alone: Any = None
+) -> tuple[DraftTree, list[_mix.Places]]:
+    rates = rates or [None, *[Known()] * (len(trees) - 1)]
+    made, maps = _mix.graft([tree.host for tree in trees], rates, alone or rates, budget)
     check(made)
     return made, maps
 
@@ -79,6 +82,37 @@ def test_by_hand() -> None:
         for path, place in zip(paths_of(given), where[0], strict=True):
             assert (place >= 0) == (path in paths_of(made))
             assert place < 0 or paths_of(made)[place] == path
+
+
+class Halved(Rates):
+    """Rates that have learnt that half of the confidence comes true."""
+
+    def of(self, confidence: float) -> float:
+        return confidence / 2
+
+
+def test_who_is_asked_about_a_node_of_the_text() -> None:
+    """Beside the network's children its share of the rest, where it agrees the greater chance, and below all that the
+    network has drafted what it says alone."""
+    network = tree({(4,): 0.5, (4, 1): 0.4})
+    text = tree({(4,): 0.9, (4, 1): 0.2, (4, 1, 6): 0.9, (8,): 0.8})
+    made, _ = graft([network, text], Budget(9, 4), [None, Halved()], [None, Known()])
+    assert made.values is not None
+    chances = dict(zip(paths_of(made), np.exp(made.values[0]).tolist(), strict=True))
+    path = 0.9 * 0.4
+    expected = {(): 1.0, (4,): 0.9, (4, 1): path, (4, 1, 6): path * 0.9, (8,): 0.4 * (1 - 0.5)}
+    assert chances == pytest.approx(expected)
+
+
+def test_rates_beside_a_network_are_learnt_beside_it() -> None:
+    """The text is right where the network has drafted nothing, and wrong where it knows better."""
+    network, text = tree({(4,): 0.5, (4, 1): 0.4}), tree({(4,): 0.9, (4, 2): 0.6, (4, 2, 6): 0.9, (4, 2, 6, 3): 0.9})
+    hosts, chosen = [network.host, text.host], [[4, 2, 6, 3]]
+    beside, everywhere = Rates(), Rates()
+    _mix.learn(hosts, [None, beside], chosen, beside=True)
+    _mix.learn(hosts, [None, everywhere], chosen)
+    assert sum(one.bottom for one in beside.bins) == pytest.approx(1, abs=0.01), "2 beside 1"
+    assert sum(one.bottom for one in everywhere.bins) == pytest.approx(3, abs=0.01)
 
 
 def test_networks_come_first_whatever_their_place() -> None:
@@ -105,12 +139,17 @@ def test_the_best_nodes_of_all_trees(seed: int) -> None:
     made, maps = graft([tree(*rows) for rows in given], Budget(7, 9))
     for row in range(2):
         chance: Paths = {}
+        first: Paths = {}  # as they were when the node was added
         for k, rows in enumerate(given):
             before: Paths = {}
-            for path, c in chance.items():
+            for path, c in first.items():
                 before[path[:-1]] = before.get(path[:-1], 0.0) + c
             for path, c in rows[row].items():
-                chance.setdefault(path, max(1e-4, c * (1 - min(1.0, before.get(path[:-1], 0.0)) if k else 1.0)))
+                if path in chance:
+                    chance[path] = max(c, chance[path])
+                else:
+                    share = c * (1 - min(1.0, before.get(path[:-1], 0.0)) if k else 1.0)
+                    chance[path] = first[path] = max(1e-4, share)
 
         def value(path: tuple[int, ...], chance: Paths = chance) -> float:
             return math.prod(chance[path[:i]] for i in range(1, len(path) + 1))
@@ -147,7 +186,7 @@ def guessed(seed: int, nodes: int) -> Draft:
             second[path] = dice.uniform(0.1, 0.9)
         root = text[-1] if text else 0
         both = [tree(paths, root=root).host for paths in (first, second)]
-        made, _ = _mix.graft(both, [None, Rates()], Budget(nodes, 3))
+        made, _ = _mix.graft(both, [None, Rates()], [None, Rates()], Budget(nodes, 3))
         return repeat(made, len(chance))
 
     return draft

@@ -56,7 +56,7 @@ class Proposal:
 @dataclass(frozen=True)
 class MixDrafter(Drafter):
     """Drafters in order of trust, with what all generations share. Acceptance rates of drafters whose confidences are
-    counts (None: a network): `rates` where the networks draft too, `alone` where the `gate` kept them from it."""
+    counts (None: a network): `rates` of children beside the networks', `alone` of all, as if no network had drafted."""
 
     parts: tuple[Drafter, ...] = field()
     rates: tuple[Rates | None, ...]
@@ -139,8 +139,9 @@ class MixDrafting(Drafting):
         if any(part.tree is not None and part.tree.q is not None for part in made):
             raise InputError("drafters that sample their trees cannot be mixed; use one of them alone, or rule coupled")
         if _valued(made):
-            rates = [Rates() if r and not coupled else r for r in (mix.rates if allowed else mix.alone)]
-            tree, maps = graft([part.host for part in made], rates, budget)
+            rates = [Rates() if r and not coupled else r for r in mix.rates]
+            alone = [Rates() if r and not coupled else r for r in mix.alone] if networks else rates
+            tree, maps = graft([part.host for part in made], rates, alone, budget)
         else:
             tree, maps = merge([part.host for part in made], budget.nodes)
         self.last = Proposed(made, maps, chances, allowed)
@@ -157,7 +158,7 @@ class MixDrafting(Drafting):
                 gains = [max(0, len(chosen[r]) - 1 - _followed(without, r, chosen[r])) for r in counted]
                 mix.gate.learn([last.chances[r] for r in counted], gains, _added(last.maps, cheap))
         if last.networks:
-            learn([made.host for made in last.trees], mix.rates, chosen)
+            learn([made.host for made in last.trees], mix.rates, chosen, beside=bool(last.chances))
 
     def select(self, index: Sequence[int]) -> None:
         for part in self.parts:
@@ -202,36 +203,45 @@ def merge(trees: Sequence[Host], limit: int) -> tuple[DraftTree, list[Places]]:
     return from_lists(rows, values=False), maps
 
 
-def graft(trees: Sequence[Host], rates: Sequence[Rates | None], budget: Budget) -> tuple[DraftTree, list[Places]]:
+def graft(
+    trees: Sequence[Host], rates: Sequence[Rates | None], alone: Sequence[Rates | None], budget: Budget
+) -> tuple[DraftTree, list[Places]]:
     """The most valuable nodes of all trees as one, and for each tree where its nodes went (-1: cut).
 
-    A node's chance, given its parent, is its confidence in the first tree that has it, those without rates before the
-    others. With rates it is their share of what the children from the trees before leave over. A node's value is the
-    product along its path: none is worth more than its parent, so what is kept is connected.
+    Trees without rates come before the others. A node's chance, given its parent, is its confidence in the first tree
+    that has it. With rates it is what they say of it `alone` where no earlier tree has children of its parent, else
+    their share of what these children leave over. Where an earlier tree has the node too, its chance is the greater of
+    both: two that agree are no less often right than either. A node's value is the product along its path: none is
+    worth more than its parent, so what is kept is connected.
     """
     spelled, ups_of, logs_of = [], [], []
     places: list[Places] = [[] for _ in trees]  # of each tree's nodes among all nodes of the row
     for r in range(len(trees[0])):
-        tokens, parents, values, used = [trees[0][r][0][0]], [0], [0.0], [0.0]
+        tokens, parents, chances, used = [trees[0][r][0][0]], [0], [1.0], [0.0]
         child: dict[tuple[int, int], int] = {}
         for k in _order(rates):
             names, ups, logs = trees[k][r]
-            ids, before, rate = [0], list(used), rates[k]
+            ids, before, rate, own = [0], list(used), rates[k], alone[k]
             for i in range(1, len(names)):
                 up = ids[ups[i]]
                 node = child.setdefault((up, names[i]), len(tokens))
+                chance = math.exp(min(0.0, logs[i] - logs[ups[i]]))
                 if node == len(tokens):
-                    chance = math.exp(min(0.0, logs[i] - logs[ups[i]]))
-                    if rate is not None:
-                        chance = rate.of(chance) * (1 - (before[up] if up < len(before) else 0.0))
-                    chance = min(1.0, max(LEAST, chance))
+                    taken = before[up] if up < len(before) else 0.0
+                    if rate is not None and own is not None:
+                        chance = rate.of(chance) * (1 - taken) if taken else own.of(chance)
                     tokens.append(names[i])
                     parents.append(up)
-                    values.append(values[up] + math.log(chance))
+                    chances.append(min(1.0, max(LEAST, chance)))
                     used.append(0.0)
-                    used[up] = min(1.0, used[up] + chance)
+                    used[up] = min(1.0, used[up] + chances[node])
+                elif own is not None:
+                    chances[node] = max(chances[node], min(1.0, own.of(chance)))
                 ids.append(node)
             places[k].append(ids)
+        values = [0.0]
+        for node in range(1, len(tokens)):
+            values.append(values[parents[node]] + math.log(chances[node]))
         spelled.append(tokens)
         ups_of.append(parents)
         logs_of.append(values)
@@ -244,8 +254,13 @@ def graft(trees: Sequence[Host], rates: Sequence[Rates | None], budget: Budget) 
     return from_lists(list(zip(spelled, ups_of, logs_of, strict=True))), places
 
 
-def learn(trees: Sequence[Host], rates: Sequence[Rates | None], chosen: Sequence[Sequence[int]]) -> None:
-    """Add to every rate the children that it spoke for along the target's tokens, where no earlier tree was right."""
+def learn(
+    trees: Sequence[Host], rates: Sequence[Rates | None], chosen: Sequence[Sequence[int]], beside: bool = False
+) -> None:
+    """Add to every rate the children that it spoke for along the target's tokens, where no earlier tree was right.
+
+    beside: only those that stand beside an earlier tree's children.
+    """
     for r, added in enumerate(chosen):
         at: list[int | None] = [0] * len(trees)
         for token in added:
@@ -255,7 +270,7 @@ def learn(trees: Sequence[Host], rates: Sequence[Rates | None], chosen: Sequence
                 node, rate = at[k], rates[k]
                 children = {names[i]: i for i in range(1, len(names)) if ups[i] == node}
                 mine = [x for x in children if x not in known]
-                if rate is not None and mine and token not in known:
+                if rate is not None and mine and token not in known and (known or not beside):
                     confidences = tuple(min(0.0, logs[children[x]] - logs[ups[children[x]]]) for x in mine)
                     rate.learn(Family(confidences, mine.index(token) if token in mine else -1))
                 known |= children.keys()
