@@ -18,8 +18,6 @@ TABLES: dict[str, tuple[Any, ...]] = {  # mark: the function of tables.py, and t
     "coder 0.5b greedy": (tables.engines(0.0), "engines/coder_05b"),
     "coder 0.5b sampled": (tables.engines(0.7), "engines/coder_05b_sampled"),
     "coder 0.5b at 1": (tables.engines(1.0), "engines/coder_05b_sampled"),
-    "coder 0.5b by four": (tables.engines(0.0, 4), "engines/coder_05b_batches"),
-    "coder 0.5b by eight": (tables.engines(0.0, 8), "engines/coder_05b_batches"),
     "plain engines": (tables.plain, "engines/plain"),
     "smollm2 greedy": (tables.methods(0.0), "smollm2"),
     "smollm2 warm": (tables.methods(0.6), "smollm2"),

@@ -135,9 +135,9 @@ the same file: plain, and with its n-grams (lookup).
     (own, other), sampled = trained("engines/coder_05b", 0.0), trained("engines/coder_05b_sampled", 0.7)
     smaller = f"""
 With [its trained drafter](drafters/qwen2.5-coder-0.5b/README.md) the 0.5B writes {other} times as many tokens a second
-as llama.cpp's plain decoding in the mean of these tasks, and {own} times its own plain decoding's; at T = 0.7
-{sampled[1]} and {sampled[0]} times
-([transformers and vLLM beside](docs/results.md#qwen25-coder-05b-with-a-trained-drafter)).
+as llama.cpp's plain decoding in the mean of these tasks, and {own} times its own plain decoding's; at T = 0.7,
+before its last training, {sampled[1]} and {sampled[0]} times
+([more](docs/results.md#qwen25-coder-05b-with-a-trained-drafter)).
 """
     return "\n".join([about.lstrip(), engines(0.0)(document), "", same, smaller.rstrip()])
 

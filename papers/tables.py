@@ -144,11 +144,11 @@ def ablations(document: dict[str, Any]) -> str:
     return table(("run", "tau, T = 0", "of eagle's", "tau, T = 1", "of eagle's", "held-out loss"), rows)
 
 
-def engines(temperature: float, batch: int = 1) -> Callable[[dict[str, Any]], str]:
-    """Engines beside each other, so many texts at a time, from what `benchmarks/peers.py --store` wrote."""
+def engines(temperature: float) -> Callable[[dict[str, Any]], str]:
+    """Engines beside each other, one text at a time, from what `benchmarks/peers.py --store` wrote."""
 
     def made(document: dict[str, Any]) -> str:
-        at = (temperature, batch)
+        at = (temperature, 1)
         (rows,) = (one["rows"] for one in document["tables"] if (one["temperature"], one["batch"]) == at)
         return table(rows[0], rows[1:])
 
