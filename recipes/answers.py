@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 import lzma
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).resolve().parent
 RECIPES = ("qwen_coder", "smollm2")
@@ -30,11 +32,13 @@ def pack(work: Path, folder: Path) -> dict[str, int]:
     sizes = {}
     for path in sorted(f for f in work.glob("*.jsonl") if kind(f) in ASKED):
         rows = [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
+        if any("token_ids" in r and "messages" not in r for r in rows):
+            raise SystemExit(f"{path} holds token ids without their text; only texts are packed")
         if ASKED[kind(path)]:  # the question stands in its part
-            rows = [_without(r, "messages") | {"answer": r["messages"][-1]["content"]} for r in rows]
+            rows = [_with(r, "messages", "answer", lambda turns: turns[-1]["content"]) for r in rows]
         kept = folder / f"{path.name}.xz"
         if not kept.exists() or len(read(kept)) < len(rows):
-            rows = [_without(r, "prompt") for r in rows]
+            rows = [{name: value for name, value in r.items() if name != "prompt"} for r in rows]
             lines = "".join(json.dumps(r, ensure_ascii=False) + "\n" for r in rows)
             made = kept.with_suffix(".tmp")
             made.write_bytes(lzma.compress(lines.encode(), preset=9))
@@ -51,17 +55,20 @@ def unpack(work: Path, folder: Path) -> dict[str, int]:
         rows, path = read(kept), work / kept.stem
         if ASKED[kind(kept)]:
             asked = read(folder / kept.name.replace(kind(kept), ASKED[kind(kept)]))
-            turns = ({"role": "assistant", "content": r["answer"]} for r in rows)
-            whole = ({"messages": [*asked[r["id"]]["messages"], turn]} for r, turn in zip(rows, turns, strict=True))
-            rows = [_without(r, "answer") | more for r, more in zip(rows, whole, strict=True)]
+            before = (asked[r["id"]]["messages"] for r in rows)
+            rows = [
+                _with(r, "answer", "messages", lambda text, b=turns: [*b, {"role": "assistant", "content": text}])
+                for r, turns in zip(rows, before, strict=True)
+            ]
         if not path.exists() or path.read_text(encoding="utf-8").count("\n") < len(rows):
             path.write_text("".join(json.dumps(r, ensure_ascii=False) + "\n" for r in rows), encoding="utf-8")
         counts[path.name] = len(rows)
     return counts
 
 
-def _without(row: dict, name: str) -> dict:
-    return {key: value for key, value in row.items() if key != name}
+def _with(row: dict, name: str, other: str, made: Callable[[Any], Any]) -> dict:
+    """A row with one value made into another, under another name in its place."""
+    return {(other if key == name else key): made(value) if key == name else value for key, value in row.items()}
 
 
 def read(kept: Path) -> list[dict]:

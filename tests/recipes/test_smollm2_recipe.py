@@ -129,7 +129,7 @@ def test_unicodes_line_separators_end_no_line(tmp_path: Path) -> None:
         "openings-answered": [{"id": 0, "completion": odd, "ends": True}],
         "questions-0": [{"kind": "own", "messages": [asked]}],
         "answers-0": [{"id": 0, "messages": [asked, said], "ends": True}],
-        "larger-0": [{"id": 0, "messages": [asked, said], "ends": False}],
+        "larger-0": [{"id": 0, "messages": [asked, said], "ends": False, "by": {"model": "m"}, "token_ids": [5, 6]}],
         "long-questions": [{"kind": "chats", "messages": [asked, said, asked]}],
         "long-answers": [{"id": 0, "messages": [asked, said, asked, said], "ends": False}],
     }
@@ -139,8 +139,9 @@ def test_unicodes_line_separators_end_no_line(tmp_path: Path) -> None:
     assert list(questions.own(work / "openings-answered.jsonl")) == [odd]
     answers.pack(work, folder)
     assert answers.unpack(tmp_path / "again", folder) == dict.fromkeys((f"{name}.jsonl" for name in sorted(rows)), 1)
-    lines_ = (tmp_path / "again" / "answers-0.jsonl").read_text(encoding="utf-8").split("\n")
-    assert json.loads(lines_[0]) == rows["answers-0"][0]
+    for name in ("answers-0", "larger-0"):
+        lines_ = (tmp_path / "again" / f"{name}.jsonl").read_text(encoding="utf-8").split("\n")
+        assert json.loads(lines_[0]) == rows[name][0]
     (work / "answers-1.jsonl").write_text('{"id": 0, "prompt_token_ids": [1], "token_ids": [2], "ends": true}\n')
     with pytest.raises(SystemExit, match="holds token ids"):
         answers.pack(work, folder)
