@@ -44,8 +44,7 @@ from outrider.core.noise import GumbelNoise
 from outrider.core.protocols import Drafter, Drafting, Round, TargetOutput
 from outrider.core.tree import best_of, from_lists, priced, root_only
 from outrider.core.types import Array, Budget, DraftTree, HostRow, Rows
-from outrider.drafters._calibrated import Rates
-from outrider.drafters._mix import MixDrafter
+from outrider.drafters._mix import Learnt, MixDrafter
 from outrider.params import Sampling
 
 DATA = Path(__file__).parent / "data" / "budget.npz"
@@ -336,8 +335,8 @@ def drafter_of(name: str, world: World) -> Drafter:
         kinds.append(Network("eagle", world, dear) if method.endswith("eagle") else Counts(method, world))
     if len(kinds) == 1 and isinstance(kinds[0], Network):
         return kinds[0]
-    rates, alone = (tuple(None if isinstance(kind, Network) else Rates() for kind in kinds) for _ in range(2))
-    return MixDrafter(tuple(kinds), rates, alone, clock=world.clock)
+    networks = [isinstance(kind, Network) for kind in kinds]
+    return MixDrafter(tuple(kinds), (Learnt.of(networks), Learnt.of(networks)), clock=world.clock)
 
 
 # ------------------------------------------------------------------------------------------------------------- cells

@@ -488,7 +488,7 @@ def test_where_padding_costs_nothing_every_row_has_the_size_that_pays(seed: int)
 
     best = max(map(rate, itertools.product(range(1, 6), repeat=3)))
     assert rate(tuple(price.most(values))) == pytest.approx(best, rel=1e-5)
-    assert price.wider(3, 2, 1) == pytest.approx(seconds[6] - seconds[3])
+    assert price.between(3, 2, 3) == pytest.approx(seconds[6] - seconds[3])
 
 
 def test_passes_without_padding_are_known_by_the_nodes_of_all_rows() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from play import rows_of
 from small import build
 
 import outrider
@@ -87,7 +88,7 @@ def mixed() -> tuple[Rates, Gate]:
     for i in range(50):
         rates.learn(Family((-0.1, -2.0), 0 if i % 5 else -1))
         gate.seconds.learn(1, 0.01 * (1 + i % 3))
-        gate.learn([0.1 if i % 2 else 0.9], [3 if i % 2 else 0], 3.0)
+        gate.learn(rows_of(1), [0.1 if i % 2 else 0.9], [3 if i % 2 else 0], 3.0)
     return rates, gate
 
 
@@ -96,11 +97,11 @@ def test_a_mixs_statistics_are_restored(tmp_path: Path) -> None:
     (rates, gate), (others, again) = mixed(), (Rates(), Gate())
     Memory(tmp_path / "f.json", learnt(), (rates, gate)).keep()
     assert Memory(tmp_path / "f.json", AdaptiveBudget(), (others, again)).recall()
-    assert (others, again.seconds, again.gains, again.added) == (rates, gate.seconds, gate.gains, gate.added)
+    assert (others, again.seconds, again.gains, again.sizes) == (rates, gate.seconds, gate.gains, gate.sizes)
     budget = Budget(8, 3, price=Price((0.02, 0.021, 0.022, 0.023)), rate=20.0)
-    assert again.allows([0.1], [4], 1, budget)
-    assert gate.allows([0.1], [4], 1, budget)
-    assert again.gain(0.9) < 1 < again.gain(0.1)
+    assert again.allows(rows_of(1), [0.1], 1, budget)
+    assert gate.allows(rows_of(1), [0.1], 1, budget)
+    assert again.gain(1, 0.9) < 1 < again.gain(1, 0.1)
 
 
 def test_a_mix_whose_networks_were_never_timed_comes_back(tmp_path: Path) -> None:
@@ -110,7 +111,7 @@ def test_a_mix_whose_networks_were_never_timed_comes_back(tmp_path: Path) -> Non
     others, again = Rates(), Gate()
     assert Memory(tmp_path / "f.json", AdaptiveBudget(), (others, again)).recall()
     assert others.of(0.9) == pytest.approx(rates.of(0.9), abs=0.1)
-    assert again.allows([0.1], [4], 1, Budget(8, 3, rate=20.0))
+    assert again.allows(rows_of(1), [0.1], 1, Budget(8, 3, rate=20.0))
 
 
 def test_it_is_written_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
 import heads
 import oracle
 import pytest
+from play import rows_of
 
 from outrider import drafters
 from outrider.budgets.budgeter import FixedBudget
@@ -25,25 +26,25 @@ PROMPTS = [[5, 6, 7, 5, 6, 7, 5, 6], [2, 7, 2, 7, 2], [1, 3, 5]]
 BUDGET = Budget(16, 4, price=Price(tuple(0.02 + 0.001 * n for n in range(1, 17))), rate=50.0)
 
 
-def experienced(gains: dict[float, float], seconds: float = 0.004, rounds: int = 400, added: float = 2.0) -> Gate:
-    """A gate after rounds whose free draft had the chance c: networks took so long, and gained gains[c] tokens on
-    average, at most two in a round."""
+def experienced(gains: dict[float, float], seconds: float = 0.004, rounds: int = 400, size: float = 3.0) -> Gate:
+    """A gate after rounds of one row whose free draft had the chance c: networks took so long, trees had so many nodes
+    with them, and they gained gains[c] tokens on average, at most two in a round."""
     gate, dice = Gate(), random.Random(1)
     for _ in range(rounds):
         for chance, gain in gains.items():
             gate.seconds.learn(1, seconds)
-            gate.learn([chance], [sum(dice.random() < gain / 2 for _ in range(2))], added)
+            gate.learn(rows_of(1), [chance], [sum(dice.random() < gain / 2 for _ in range(2))], size)
     return gate
 
 
-def drafts(gate: Gate, chances: Sequence[float], nodes: int, budget: Budget, most: int = 4) -> bool:
-    return gate.allows(chances, [most] * len(chances), nodes, budget)
+def drafts(gate: Gate, chances: Sequence[float], size: float, budget: Budget, left: int = 5) -> bool:
+    return gate.allows(rows_of(len(chances), left), chances, size, budget)
 
 
-def pays(gate: Gate, chances: Sequence[float], nodes: int, budget: Budget, most: int = 4) -> bool:
+def pays(gate: Gate, chances: Sequence[float], size: float, budget: Budget, left: int = 5) -> bool:
     """Does it draft for another reason than that a try is due?"""
     gate.ledger.charge(len(chances), 1e9)
-    yes = drafts(gate, chances, nodes, budget, most)
+    yes = drafts(gate, chances, size, budget, left)
     gate.ledger.debt.clear()
     return yes
 
@@ -51,7 +52,7 @@ def pays(gate: Gate, chances: Sequence[float], nodes: int, budget: Budget, most:
 def test_by_hand() -> None:
     """4 ms and two nodes of 1 ms each are worth 0.3 tokens at 50 a second."""
     gate = experienced({0.0: 0.6, 0.9: 0.05})
-    assert gate.gain(0.0) == pytest.approx(0.6, abs=0.15)
+    assert gate.gain(1, 0.0) == pytest.approx(0.6, abs=0.15)
     assert pays(gate, [0.0], 1, BUDGET)
     assert not pays(gate, [0.9], 4, BUDGET)
     assert not pays(gate, [0.0], 1, replace(BUDGET, rate=1000.0))
@@ -60,25 +61,27 @@ def test_by_hand() -> None:
 
 
 def test_nodes_that_make_the_pass_longer_are_counted() -> None:
-    few, many = experienced({0.0: 0.5}, added=1.0), experienced({0.0: 0.5}, added=9.0)
+    few, many = experienced({0.0: 0.5}, size=2.0), experienced({0.0: 0.5}, size=10.0)
     assert pays(few, [0.0], 1, BUDGET), "0.25 tokens"
     assert not pays(many, [0.0], 1, BUDGET), "0.65 tokens"
     assert pays(many, [0.0], 1, replace(BUDGET, price=None))
-    assert pays(many, [0.0], 16, BUDGET), "a row that is full already gets no node more"
+    assert pays(many, [0.0], 9, BUDGET), "of ten nodes the free draft had nine"
+    assert pays(many, [0.0], 16, BUDGET), "no pass is shorter for what networks draft"
 
 
 def test_no_more_than_a_text_may_gain_is_counted() -> None:
     """6 ms are worth 1.2 tokens at 200 a second: less than what was gained, more than a text that ends can gain."""
     gate = experienced({0.0: 1.5})
     assert pays(gate, [0.0], 1, replace(BUDGET, rate=200.0))
-    assert not pays(gate, [0.0], 1, replace(BUDGET, rate=200.0), most=1)
+    assert not pays(gate, [0.0], 1, replace(BUDGET, rate=200.0), left=2)
 
 
 def test_rows_that_need_it_pay_for_the_others() -> None:
     gate = experienced({0.0: 0.6, 0.9: 0.02})
     for size in (2, 4):
-        for _ in range(10):
+        for i in range(400):
             gate.seconds.learn(size, 0.004)
+            gate.learn(rows_of(size), [0.0] + [0.9] * (size - 1), [i % 5 < 3] + [0] * (size - 1), 3.0)
     assert pays(gate, [0.0, 0.9], 1, BUDGET)
     assert not pays(gate, [0.0, 0.9, 0.9, 0.9], 1, BUDGET)
 
@@ -86,13 +89,13 @@ def test_rows_that_need_it_pay_for_the_others() -> None:
 def test_networks_that_do_not_pay_are_tried_as_rarely_as_tries_may_cost() -> None:
     """A try takes 4 ms and two nodes of 1 ms; a round is worth 20 ms, of which TRIES are paid off."""
     gate = experienced({0.9: 0.0})
-    drafted = [i for i in range(600) if drafts(gate, [0.9], 4, BUDGET)]
+    drafted = [i for i in range(600) if drafts(gate, [0.9], 1, BUDGET)]
     assert drafted[0] == 0
     assert [b - a for a, b in pairwise(drafted)] == pytest.approx([0.006 / (0.02 * TRIES)] * (len(drafted) - 1), abs=1)
     assert len(drafted) > 30
     for _ in range(100):
-        gate.learn([0.9], [2], 2.0)
-    assert drafts(gate, [0.9], 4, BUDGET)
+        gate.learn(rows_of(1), [0.9], [2], 3.0)
+    assert drafts(gate, [0.9], 1, BUDGET)
 
 
 @pytest.mark.parametrize("times", [2.0, 30.0])
@@ -104,9 +107,16 @@ def test_a_disturbed_start_does_not_keep_networks_from_drafting(times: float) ->
     for _ in range(60):
         if drafts(gate, [0.0], 1, paying):
             gate.seconds.learn(1, 0.004 * next(slow, 1.0))
-            gate.learn([0.0], [1], 2.0)
+            gate.learn(rows_of(1), [0.0], [1], 3.0)
             drafted += 1
     assert drafted == 60
+
+
+def with_gate(parts: Sequence[Any], gate: Gate) -> _mix.MixDrafter:
+    """A mix whose gate is this one, at all temperatures."""
+    mixed = _mix.of(parts)
+    greedy, sampled = (replace(own, gate=gate) for own in mixed.learnt)
+    return replace(mixed, learnt=(greedy, sampled))
 
 
 def plainly(target: Any, tokens: int, temperature: float) -> list[list[int]]:
@@ -114,11 +124,15 @@ def plainly(target: Any, tokens: int, temperature: float) -> list[list[int]]:
     return [row.output for row in rows]
 
 
-def test_nodes_that_a_free_draft_has_too_were_not_added() -> None:
-    """Of two rows the first kept nodes 1 and 2 of a network, 1 and 3 of lookup; the second kept a network's only."""
-    network, lookup = [[0, 1, 2, -1], [0, 1, 2, 3]], [[0, 1, 3], [0, -1]]
-    assert _mix._added([network, lookup], [1]) == 2.0  # (1 + 3) / 2
-    assert _mix._added([network, lookup], [0, 1]) == 0.0
+@dataclass
+class Priced(FixedBudget):
+    """Names a rate, so that mixes decide; nodes cost next to nothing."""
+
+    rate: float = 1e6
+
+    def choose(self, rows: Rows) -> Budget:
+        price = Price(tuple(1 + 1e-9 * n for n in range(self.nodes)))
+        return replace(super().choose(rows), price=price, rate=self.rate)
 
 
 class EveryThird(Gate):
@@ -128,12 +142,12 @@ class EveryThird(Gate):
         super().__init__()
         self.turn, self.seen = 0, list[int]()
 
-    def allows(self, chances: Sequence[float], most: Sequence[int], nodes: int, budget: Budget) -> bool:
+    def allows(self, rows: Rows, chances: Sequence[float], size: float, budget: Budget) -> bool:
         self.turn += 1
         return self.turn % 3 == 0
 
-    def learn(self, chances: Sequence[float], gains: Sequence[int], added: float) -> None:
-        super().learn(chances, gains, added)
+    def learn(self, rows: Rows, chances: Sequence[float], gains: Sequence[int], size: float) -> None:
+        super().learn(rows, chances, gains, size)
         self.seen += gains
 
 
@@ -142,8 +156,8 @@ def test_networks_that_rested_know_the_written_text(temperature: float) -> None:
     target, net = oracle.of_eagle()
     parts = [eagle.drafter(net, target, Growth(width=3, top_k=3, scale=0.01)), drafters.load_one("lookup")]
     gate = EveryThird()
-    mixed = replace(_mix.of(parts), gate=gate)
-    rows = heads.run(target, mixed, PROMPTS[:1], 61, temperature, FixedBudget(14, 4))
+    mixed = with_gate(parts, gate)
+    rows = heads.run(target, mixed, PROMPTS[:1], 61, temperature, Priced(14, 4))
     assert [row.output for row in rows] == plainly(target, 61, temperature)
     assert sum(gate.seen) > 20
     assert set(gate.seen) <= {0, 1, 2, 3, 4}
@@ -157,8 +171,9 @@ def test_a_draft_that_reads_text_first_is_not_timed(tokens: int, timed: bool) ->
     parts: list[Any] = [eagle.drafter(net, target, Growth(width=3, top_k=3, scale=0.01)), drafters.load_one("lookup")]
     mixed = _mix.of(parts)
     heads.run(target, mixed, PROMPTS[2:], tokens, 1.0, FixedBudget(14, 4))
-    assert isinstance(mixed, _mix.MixDrafter)
-    assert bool(mixed.gate.seconds.points) == timed
+    greedy, sampled = mixed.learnt
+    assert bool(sampled.gate.seconds.points) == timed
+    assert not greedy.gate.seconds.points, "what sampled texts taught is theirs"
 
 
 class Counted(Gate):
@@ -166,24 +181,17 @@ class Counted(Gate):
 
     drafted = 0
 
-    def allows(self, chances: Sequence[float], most: Sequence[int], nodes: int, budget: Budget) -> bool:
-        yes = super().allows(chances, most, nodes, budget)
+    def allows(self, rows: Rows, chances: Sequence[float], size: float, budget: Budget) -> bool:
+        yes = super().allows(rows, chances, size, budget)
         self.drafted += yes
         return yes
-
-
-class Rated(FixedBudget):
-    """Names a rate, so that mixes decide."""
-
-    def choose(self, rows: Rows) -> Budget:
-        return replace(super().choose(rows), rate=1e6)
 
 
 def test_a_mix_stops_using_a_useless_drafter() -> None:
     target, net = oracle.of_eagle()
     parts: list[Any] = [eagle.drafter(net, target, Growth(width=3, top_k=3, scale=0.01)), drafters.load_one("lookup")]
-    mixed = replace(_mix.of(parts), gate=Counted())
-    row = heads.run(target, mixed, PROMPTS[:1], 90, 1.0, Rated(14, 4))[0]
+    gate = Counted()
+    mixed = with_gate(parts, gate)
+    row = heads.run(target, mixed, PROMPTS[:1], 90, 1.0, Priced(14, 4))[0]
     assert [row.output] == plainly(target, 90, 1.0)
-    assert isinstance(mixed.gate, Counted)
-    assert 1 <= mixed.gate.drafted < 8, "at a million tokens a second no network is worth its time"
+    assert 1 <= gate.drafted < 8, "at a million tokens a second no network is worth its time"

@@ -292,7 +292,7 @@ def test_a_mix_tells_methods_and_networks_apart() -> None:
         (["model?vocab=text", "mamba?vocab=text"], [False, False]),
     ):
         llm = outrider.load("demo", specs)
-        assert [rate is not None for rate in llm.drafter.rates] == counted  # type: ignore[attr-defined]
+        assert [rate is not None for rate in llm.drafter.learnt[0].rates] == counted  # type: ignore[attr-defined]
         assert llm.generate("The bus", max_new_tokens=24)[0].text == plain
     with pytest.raises(InputError, match="two drafters of the same method"):
         outrider.load("demo", ["eagle:demo", "eagle:demo/hass"])

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from objective_world import see, target
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from training_world import RECIPE, documents, unequal
 
@@ -29,6 +30,7 @@ from outrider.training.objectives import eagle
 from outrider.training.objectives._layer import layer_like
 from outrider.training.recipe import Recipe
 from outrider.training.state import State
+from recipes import trim
 
 
 @pytest.fixture(scope="module")
@@ -513,6 +515,26 @@ def test_a_training_begins_with_a_folder_that_others_wrote(model: HFTarget, tmp_
     begun.begin(str(theirs))
     mine: Any = drafters.load(str(first.folder), model).uncalibrated
     assert torch.equal(begun.net.fc.weight, mine.net.fc.weight)
+
+
+def test_a_training_begins_with_a_narrower_drafter(model: HFTarget, tmp_path: Path) -> None:
+    """One whose MLP lost neurons (`recipes/trim.py`) goes on as it is, also after an interruption."""
+    options = {"taps": (0, 2, 3)}
+    first = run(model, tmp_path / "first", replace(RECIPE, method="eagle3", steps=1, options=options))
+    tensors = load_file(first.folder / "model.safetensors")
+    trim.narrow(tensors, 8)
+    save_file(tensors, first.folder / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((first.folder / "config.json").read_text(encoding="utf-8"))
+    assert config["layer"]["intermediate"] > 8
+    config["layer"]["intermediate"] = 8
+    (first.folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    recipe = replace(RECIPE, method="eagle3", steps=4, options=options, init=str(first.folder))
+    full = run(model, tmp_path / "whole", recipe)
+    run(model, tmp_path / "parts", recipe, stop=2)
+    assert run(model, tmp_path / "parts", recipe).loss == full.loss
+    learned = load_file(full.folder / "model.safetensors")
+    assert learned["midlayer.mlp.down_proj.weight"].shape == tensors["midlayer.mlp.down_proj.weight"].shape
+    assert not torch.equal(learned["midlayer.mlp.down_proj.weight"], tensors["midlayer.mlp.down_proj.weight"])
 
 
 @pytest.mark.parametrize("method", ["block", "eagle", "eagle3", "hass", "hydra", "medusa"])

@@ -224,10 +224,12 @@ def test_a_graft_beside_drawn_children_would_be_biased(form: Form) -> None:
 def test_the_text_is_that_of_plain_decoding_and_rates_are_learnt(temperature: float) -> None:
     target = TableTarget(12, order=1, seed=5, scale=2.0)
     mixed = drafters.load(["lookup", "suffix"], target)
-    before = copy.deepcopy(mixed.rates)  # type: ignore[attr-defined]
+    before = copy.deepcopy(mixed.learnt)  # type: ignore[attr-defined]
     result = heads.written(target, mixed, PROMPTS, 60, temperature, budget=FixedBudget(8, 4))
     assert result == [plain(target, p, 60, temperature, seed=5 + i) for i, p in enumerate(PROMPTS)]
-    assert before != mixed.rates  # type: ignore[attr-defined]
+    after = mixed.learnt  # type: ignore[attr-defined]
+    changed = [old.rates != new.rates for old, new in zip(before, after, strict=True)]
+    assert changed == [temperature == 0, temperature > 0], "what one kind of text taught is not used for the other"
 
 
 def test_under_rejection_no_rate_is_learnt_or_used() -> None:
@@ -235,7 +237,7 @@ def test_under_rejection_no_rate_is_learnt_or_used() -> None:
     texts = []
     for spoiled in (False, True):
         mixed = drafters.load(["lookup", "suffix"], target)
-        rates = mixed.rates  # type: ignore[attr-defined]
+        rates = mixed.learnt[True].rates  # type: ignore[attr-defined]
         if spoiled:
             rates[0].bins[10:] = [Ratio(1.0, 500.0) for _ in range(10)]
         kept = copy.deepcopy(rates)
@@ -247,7 +249,7 @@ def test_under_rejection_no_rate_is_learnt_or_used() -> None:
 def test_counts_that_never_come_true_are_cut_where_a_drafter_is_alone() -> None:
     """Lookup is as sure of a wrong guess each time; alone too it is learnt that it is wrong, and nothing is drafted."""
     drafter, other = (cast("_mix.MixDrafter", drafters.load("lookup")) for _ in range(2))
-    rate, unused = drafter.rates[0], other.rates[0]
+    rate, unused = drafter.learnt[False].rates[0], other.learnt[False].rates[0]
     assert rate is not None
     assert unused is not None
     play = Play(drafter, [[1, 2, 3, 1, 2, 4, 1]], first=[[2]])
@@ -267,7 +269,7 @@ def test_alone_counts_are_learnt_and_kept(name: str) -> None:
     drafter = cast("_mix.MixDrafter", drafters.load(name, target))
     result = heads.written(target, drafter, PROMPTS, 60, 1.0, budget=FixedBudget(8, 4))
     assert result == [plain(target, p, 60, 1.0, seed=5 + i) for i, p in enumerate(PROMPTS)]
-    rate = drafter.rates[0]
+    rate = drafter.learnt[True].rates[0]
     assert rate is not None
     assert any(learner is rate for learner in drafter.learners)
     tested = sum(ratio.bottom for ratio in rate.bins)

@@ -24,7 +24,7 @@ from ..schema import from_dict, to_dict
 from .adaptive import AdaptiveBudget
 
 EVERY = 20.0  # seconds between two writes, at least
-FORMAT = 10
+FORMAT = 11
 
 
 def file_of(device: str, *about: str) -> Path:

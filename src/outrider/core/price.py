@@ -39,10 +39,11 @@ class Price:
                 best, count = tokens / seconds, i
         return count
 
-    def wider(self, rows: int, nodes: int, more: float) -> float:
-        """Seconds that `more` nodes in each of so many rows cost, which have `nodes` already."""
+    def between(self, rows: int, few: float, many: float) -> float:
+        """Seconds by which a pass over `many` nodes in each of so many rows is longer than over `few`."""
         step, last = rows if self.summed else 1, len(self.seconds) - 1
-        return self.seconds[min(last, round(step * (nodes - 1 + more)))] - self.seconds[min(last, step * (nodes - 1))]
+        low, high = (self.seconds[min(last, round(step * (nodes - 1)))] for nodes in (few, many))
+        return high - low
 
     @property
     def slope(self) -> float:

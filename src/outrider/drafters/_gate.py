@@ -2,13 +2,14 @@
 
 How deep networks draft, and which of their nodes stay, follows from their confidences. The parts of the adaptive budget
 decide whether they draft at all: their seconds by batch size (`Curve`), the tokens that they gain (`Ratio`) and the
-time that they have lost (`Ledger`). If they take s seconds and the pass over their nodes p more, and a row's text
-advances g tokens further than with the cheap drafts, they pay where
+time that they have lost (`Ledger`). If they take s seconds, the pass over the tree with their nodes p more than over
+the tree without, and a row's text advances g tokens further than in the latter, they pay where
 
     sum over rows of g  >  rows * rate * (s + p)
 
-with `Budget.rate`, the tokens per second of a row as things are. g is learned by the chance that the row's cheap draft
-has the next token. Networks that do not pay are tried when the ledger is at zero. At a new batch size (its nearest
+with `Budget.rate`, the tokens per second of a row as things are. The tree without them is known, the size of one with
+them is the usual one, since their nodes displace others. g is learned by the chance that the row's cheap draft has the
+next token. Networks that do not pay are tried when the ledger is at zero. At a new batch size (its nearest
 power of two) they draft until SETTLING drafts were timed: a disturbed start would keep them from being timed again.
 """
 
@@ -18,9 +19,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ..budgets.acceptance import Ratio, bin_of
-from ..budgets.curve import Curve, Mean
+from ..budgets.curve import Curve, Mean, nearest
 from ..budgets.ledger import Ledger
-from ..core.types import Budget
+from ..core.types import Budget, Rows
 
 SETTLING = 4  # first drafts of a batch size; the quickest counts
 BINS = 4  # of the chance that a cheap draft has the next token
@@ -31,52 +32,62 @@ DOUBT = 0.5  # standard errors that are added to g, so that an estimate from few
 
 @dataclass
 class Gate:
-    """One for all texts of a mix."""
+    """One for all texts of a mix. What networks gain is kept by batch size, whose trees differ."""
 
     seconds: Curve = field(default_factory=lambda: Curve(0.5, SETTLING))  # of the networks' drafts, by batch size
-    gains: list[Ratio] = field(default_factory=lambda: [Ratio() for _ in range(BINS)])  # by chance
-    added: Mean = field(default_factory=lambda: Mean(1.0, 1))  # nodes that networks add to a row's tree
+    sizes: dict[int, Mean] = field(default_factory=dict)  # batch size -> nodes of a row's tree, where networks drafted
+    gains: dict[int, list[Ratio]] = field(default_factory=dict)  # batch size -> by chance
 
     def __post_init__(self) -> None:
         self.ledger = Ledger()
 
-    def allows(self, chances: Sequence[float], most: Sequence[int], nodes: int, budget: Budget) -> bool:
+    def allows(self, rows: Rows, chances: Sequence[float], size: float, budget: Budget) -> bool:
         """Do the networks draft in this round?
 
         Args:
             chances: [row]: the chance that its cheap draft has the next token.
-            most: [row]: how many tokens a draft may gain it.
-            nodes: of the widest row's cheap draft, the root included.
+            size: nodes of a row's tree without networks, the root included.
             budget: where it has no `rate`, they draft in every round.
         """
-        rows = len(chances)
-        if not budget.rate or self.seconds.settles(rows):
+        b, seconds, gains = len(rows), self.seconds(len(rows)), 0.0
+        if not budget.rate or self.seconds.settles(b):
             return True
-        seconds = self.seconds(rows) + (budget.price.wider(rows, nodes, self.added.value) if budget.price else 0.0)
-        gains = sum(min(limit, self.gain(chance)) for chance, limit in zip(chances, most, strict=True))
-        self.ledger.pay(rows, 1 / budget.rate)
-        if gains > rows * budget.rate * seconds:
+        if budget.price:
+            if (wider := self.sizes.get(nearest(b))) is None:
+                return True
+            seconds += budget.price.between(b, size, max(size, wider.value))
+        for chance, left in zip(chances, rows.remaining, strict=True):
+            gains += min(budget.depth, left - 1, self.gain(b, chance))
+        self.ledger.pay(b, 1 / budget.rate)
+        if gains > b * budget.rate * seconds:
             return True
-        if self.ledger.owed(rows) > 0:
+        if self.ledger.owed(b) > 0:
             return False
-        self.ledger.charge(rows, seconds)
+        self.ledger.charge(b, seconds)
         return True
 
-    def gain(self, chance: float) -> float:
-        """Tokens that networks gain a row whose cheap draft has the next token by this chance, plus DOUBT standard
-        errors. (The variance is a geometric distribution's: each further token comes by the same chance.)"""
-        own = bin_of(self.gains, chance)
+    def gain(self, rows: int, chance: float) -> float:
+        """Tokens that networks gain a row, in a batch of so many, whose cheap draft has the next token by this chance,
+        plus DOUBT standard errors. (The variance is a geometric distribution's: each further token comes by the same
+        chance.)"""
+        own = bin_of(self._by_chance(rows), chance)
         mean = own.value(FIRST, PRIOR)
         return float(mean + DOUBT * (mean * (1 + mean) / (own.bottom + 1)) ** 0.5)
 
-    def learn(self, chances: Sequence[float], gains: Sequence[int], added: float) -> None:
+    def learn(self, rows: Rows, chances: Sequence[float], gains: Sequence[int], size: float) -> None:
         """Add a round in which networks drafted.
 
         Args:
-            chances: [row]: as given to `allows`, of the rows that may gain.
-            gains: [row]: how many tokens further its text advanced than with the cheap drafts.
-            added: nodes of a row's tree that only the networks proposed, on average.
+            chances: as given to `allows`.
+            gains: [row]: how many tokens further its text advanced than without networks.
+            size: nodes of a row's tree.
         """
-        self.added.add(added)
-        for chance, gain in zip(chances, gains, strict=True):
-            bin_of(self.gains, chance).add(gain)
+        self.sizes.setdefault(nearest(len(rows)), Mean()).add(size)
+        bins = self._by_chance(len(rows))
+        for chance, gain, left in zip(chances, gains, rows.remaining, strict=True):
+            if left > 1:  # a text's last token is no gain
+                bin_of(bins, chance).add(gain)
+
+    def _by_chance(self, rows: int) -> list[Ratio]:
+        """The gains of a batch size."""
+        return self.gains.setdefault(nearest(rows), [Ratio() for _ in range(BINS)])

@@ -14,7 +14,7 @@ merging would change the siblings' distribution.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any
@@ -54,14 +54,27 @@ class Proposal:
 
 
 @dataclass(frozen=True)
-class MixDrafter(Drafter):
-    """Drafters in order of trust, with what all generations share. Acceptance rates of drafters whose confidences are
+class Learnt:
+    """What a mix learns in all generations: when networks pay, and acceptance rates of drafters whose confidences are
     counts (None: a network): `rates` of children beside the networks', `alone` of all, as if no network had drafted."""
 
-    parts: tuple[Drafter, ...] = field()
     rates: tuple[Rates | None, ...]
     alone: tuple[Rates | None, ...]
-    gate: Gate = field(default_factory=Gate)
+    gate: Gate
+
+    @classmethod
+    def of(cls, networks: Sequence[bool]) -> Learnt:
+        """Nothing yet."""
+        rates, alone = (tuple(None if network else Rates() for network in networks) for _ in range(2))
+        return cls(rates, alone, Gate())
+
+
+@dataclass(frozen=True)
+class MixDrafter(Drafter):
+    """Drafters in order of trust, and what they learned: `learnt` [sampled?], for less is accepted where T > 0."""
+
+    parts: tuple[Drafter, ...] = field()
+    learnt: tuple[Learnt, Learnt]
     clock: Callable[[], float] = perf_counter
 
     @property
@@ -76,8 +89,8 @@ class MixDrafter(Drafter):
     @property
     def learners(self) -> list[Any]:
         """The parts that are kept between runs (`budgets/memory.py`)."""
-        rates = [rate for rate in (*self.rates, *self.alone) if rate is not None]
-        return [*rates, self.gate, *super().learners]
+        made = [part for own in self.learnt for part in (*own.rates, *own.alone, own.gate) if part is not None]
+        return [*made, *super().learners]
 
     def open(self, prompts: Sequence[Sequence[int]], capacity: int) -> MixDrafting:
         return MixDrafting(self, [part.open(prompts, capacity) for part in self.parts])
@@ -89,8 +102,10 @@ class Proposed:
 
     trees: list[Proposal]
     maps: list[Places]
-    chances: list[float]  # [row]: how likely a cheap draft has the next token; [] where the gate was not used
-    networks: bool  # did the networks draft, if there are any?
+    budget: Budget
+    networks: bool = True  # did the networks draft, if there are any?
+    chances: Sequence[float] = ()  # [row]: how likely a cheap draft has the next token; () where the gate was not used
+    cheap: DraftTree | None = None  # what would have been verified without networks, where the gate was used
 
 
 @dataclass
@@ -109,7 +124,7 @@ class MixDrafting(Drafting):
     def observe(self, round: Round) -> None:
         last, self.last, self.idle = self.last, None, self.idle + 1
         if last is not None and round.rows.rule == "coupled":
-            self._learn(last, round.tokens, round.rows.remaining)
+            self._learn(last, round)
         for i, part in enumerate(self.parts):
             # Drafters with taps need the features of every accepted node, whichever part proposed it.
             tree = None if last is None else last.trees[i].tree
@@ -121,44 +136,56 @@ class MixDrafting(Drafting):
 
     def propose(self, rows: Rows, budget: Budget) -> DraftTree:
         mix, coupled = self.mix, rows.rule == "coupled"
-        networks = [k for k, rate in enumerate(mix.rates) if rate is None]
-        trees = {k: _cheap(part, rows, budget) for k, part in enumerate(self.parts) if k not in networks}
-        allowed, chances = True, list[float]()
-        if networks and trees and coupled and _valued(trees.values()):
-            chances = _chances(trees, mix.alone)
-            most = [min(budget.depth, left - 1) for left in rows.remaining]
-            allowed = mix.gate.allows(chances, most, max(tree.nodes for tree in trees.values()), budget)
-        began = mix.clock()
+        own = mix.learnt[rows.sampled]
+        networks = [k for k, rate in enumerate(own.rates) if rate is None]
+        nothing = Proposal.of(root_only(rows.root))
+        made = [nothing if k in networks else _cheap(part, rows, budget) for k, part in enumerate(self.parts)]
+        if not networks or len(networks) == len(made) or not coupled or not _valued(made):
+            for k in networks:
+                made[k] = Proposal.of(self.parts[k].propose(rows, budget))
+            tree, maps = self._joined(made, own, coupled, budget)
+            self.last = Proposed(made, maps, budget)
+            return tree
+        tree, maps = self._joined(made, own, coupled, budget)
+        chances = _chances(made, own.alone)
+        if not own.gate.allows(rows, chances, _size(tree, budget), budget):
+            self.last = Proposed(made, maps, budget, False, chances, tree)
+            return tree
+        cheap, began = tree, mix.clock()
         for k in networks:
-            trees[k] = Proposal.of(self.parts[k].propose(rows, budget) if allowed else root_only(rows.root))
-        if chances and allowed and self.idle < LATE:
-            mix.gate.seconds.learn(len(rows), mix.clock() - began)
-        if allowed:
-            self.idle = 0
-        made = [trees[k] for k in range(len(self.parts))]
-        if any(part.tree is not None and part.tree.q is not None for part in made):
-            raise InputError("drafters that sample their trees cannot be mixed; use one of them alone, or rule coupled")
-        if _valued(made):
-            rates = [Rates() if r and not coupled else r for r in mix.rates]
-            alone = [Rates() if r and not coupled else r for r in mix.alone] if networks else rates
-            tree, maps = graft([part.host for part in made], rates, alone, budget)
-        else:
-            tree, maps = merge([part.host for part in made], budget.nodes)
-        self.last = Proposed(made, maps, chances, allowed)
+            made[k] = Proposal.of(self.parts[k].propose(rows, budget))
+        if self.idle < LATE:
+            own.gate.seconds.learn(len(rows), mix.clock() - began)
+        self.idle = 0
+        tree, maps = self._joined(made, own, coupled, budget)
+        self.last = Proposed(made, maps, budget, True, chances, cheap)
         return tree
 
-    def _learn(self, last: Proposed, chosen: Sequence[Sequence[int]], remaining: Sequence[int]) -> None:
+    def _joined(
+        self, made: Sequence[Proposal], own: Learnt, coupled: bool, budget: Budget
+    ) -> tuple[DraftTree, list[Places]]:
+        """One tree of all, and for each where its nodes went (-1: cut)."""
+        if any(part.tree is not None and part.tree.q is not None for part in made):
+            raise InputError("drafters that sample their trees cannot be mixed; use one of them alone, or rule coupled")
+        hosts = [part.host for part in made]
+        if not _valued(made):
+            return merge(hosts, budget.nodes)
+        rates = own.rates if coupled else [rate and Rates() for rate in own.rates]
+        alone = own.alone if coupled else [rate and Rates() for rate in own.alone]
+        return graft(hosts, rates, alone if None in rates else rates, budget)
+
+    def _learn(self, last: Proposed, round: Round) -> None:
         """Learn how often the parts were right, and what the networks gained."""
-        mix, cheap = self.mix, [k for k, rate in enumerate(self.mix.rates) if rate is not None]
-        if last.chances:
-            without = [last.trees[k].host for k in cheap]
-            learn(without, [mix.alone[k] for k in cheap], chosen)
-            if last.networks:
-                counted = [r for r, left in enumerate(remaining) if left > 1]  # a text's last token is no gain
-                gains = [max(0, len(chosen[r]) - 1 - _followed(without, r, chosen[r])) for r in counted]
-                mix.gate.learn([last.chances[r] for r in counted], gains, _added(last.maps, cheap))
+        own, chosen = self.mix.learnt[round.rows.sampled], round.tokens
+        cheap = [k for k, rate in enumerate(own.rates) if rate is not None]
+        if last.cheap is not None:
+            learn([last.trees[k].host for k in cheap], [own.alone[k] for k in cheap], chosen)
+            if last.networks and last.budget.price:  # else the trees are not those that a priced round verifies
+                ways = zip(chosen, last.cheap.host, strict=True)
+                gains = [max(0, len(added) - 1 - _followed(row, added)) for added, row in ways]
+                own.gate.learn(round.rows, last.chances, gains, _size(round.tree, last.budget))
         if last.networks:
-            learn([made.host for made in last.trees], mix.rates, chosen, beside=bool(last.chances))
+            learn([made.host for made in last.trees], own.rates, chosen, beside=last.cheap is not None)
 
     def select(self, index: Sequence[int]) -> None:
         for part in self.parts:
@@ -282,39 +309,33 @@ def _valued(trees: Iterable[Proposal]) -> bool:
     return all(tree.valued for tree in trees)
 
 
-def _chances(trees: Mapping[int, Proposal], rates: Sequence[Rates | None]) -> list[float]:
+def _chances(trees: Sequence[Proposal], rates: Sequence[Rates | None]) -> list[float]:
     """[row]: the chance that a tree has the next token."""
-    chances = [0.0] * len(next(iter(trees.values())).host)
-    for k, tree in trees.items():
-        rate = rates[k]
+    chances = [0.0] * len(trees[0].host)
+    for tree, rate in zip(trees, rates, strict=True):
         for r, (_, parents, values) in enumerate(tree.host):
             first = [math.exp(min(0.0, v)) for up, v in zip(parents[1:], values[1:], strict=True) if up == 0]
             chances[r] += (1 - chances[r]) * min(1.0, sum(rate.of(c) for c in first) if rate else sum(first))
     return chances
 
 
-def _added(maps: Sequence[Places], cheap: Sequence[int]) -> float:
-    """Nodes of a row's tree that came from none of the free drafts, on average."""
-    added = 0
-    for row in zip(*maps, strict=True):
-        free = {node for k in cheap for node in row[k]}
-        added += len({node for places in row for node in places if node > 0} - free)
-    return added / len(maps[0])
+def _size(tree: DraftTree, budget: Budget) -> float:
+    """Nodes of a row that a pass over the tree takes time for: those of the widest, or all rows' mean where padding
+    costs nothing."""
+    sizes = [len(tokens) for tokens, _, _ in tree.host]
+    return sum(sizes) / len(sizes) if budget.price and budget.price.summed else max(sizes)
 
 
-def _followed(trees: Sequence[Host], row: int, tokens: Sequence[int]) -> int:
-    """How deep these tokens go in any of the trees."""
-    deepest = 0
-    for tree in trees:
-        names, parents, _ = tree[row]
-        child = {(parents[i], names[i]): i for i in range(1, len(names))}
-        node, depth = 0, 0
-        for token in tokens:
-            if (node, token) not in child:
-                break
-            node, depth = child[node, token], depth + 1
-        deepest = max(deepest, depth)
-    return deepest
+def _followed(row: HostRow, tokens: Sequence[int]) -> int:
+    """How deep these tokens go in a row's tree."""
+    names, parents, _ = row
+    child = {(parents[i], names[i]): i for i in range(1, len(names))}
+    node = depth = 0
+    for token in tokens:
+        if (node, token) not in child:
+            break
+        node, depth = child[node, token], depth + 1
+    return depth
 
 
 def _order(rates: Sequence[Rates | None]) -> list[int]:
@@ -343,5 +364,4 @@ def translated(round: Round, tree: DraftTree, where: Places) -> Round:
 def of(parts: Sequence[Drafter]) -> MixDrafter:
     """Mix drafters, in order of trust."""
     networks = [p.costly or isinstance(calibrated(p), Calibrated) for p in parts]
-    rates, alone = (tuple(None if network else Rates() for network in networks) for _ in range(2))
-    return MixDrafter(tuple(parts), rates, alone)
+    return MixDrafter(tuple(parts), (Learnt.of(networks), Learnt.of(networks)))

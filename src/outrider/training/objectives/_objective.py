@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -125,7 +125,8 @@ class TrimmedObjective(NetworkObjective):
         return made
 
     def begin(self, folder: str) -> None:
-        """Load the weights of a drafter's folder or hub id, in any layout, with its draft vocabulary.
+        """Load the weights of a drafter's folder or hub id, in any layout, with its draft vocabulary and the width
+        of its MLP, which `recipes/trim.py` makes smaller.
 
         Raises:
             InputError: it has another kind of network, or other sizes.
@@ -136,6 +137,10 @@ class TrimmedObjective(NetworkObjective):
                 f"{folder} holds a drafter {checkpoint.method!r}, and this training makes {self.drafter!r}"
             )
         theirs = to_dict(native.network(checkpoint.method).read(checkpoint.config, folder))
+        width = (theirs.get("layer") or {}).get("intermediate")
+        layer = getattr(self.net.config, "layer", None)
+        if width and layer is not None and width != layer.intermediate:
+            self.net = type(self.net)(replace(self.net.config, layer=replace(layer, intermediate=width)))
         mine = to_dict(self.net.config)
         other = sorted(k for k in mine.keys() - BESIDE if _rounded(mine[k]) != _rounded(theirs[k]))
         if other:
