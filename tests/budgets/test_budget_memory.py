@@ -97,11 +97,11 @@ def test_a_mixs_statistics_are_restored(tmp_path: Path) -> None:
     (rates, gate), (others, again) = mixed(), (Rates(), Gate())
     Memory(tmp_path / "f.json", learnt(), (rates, gate)).keep()
     assert Memory(tmp_path / "f.json", AdaptiveBudget(), (others, again)).recall()
-    assert (others, again.seconds, again.gains, again.sizes) == (rates, gate.seconds, gate.gains, gate.sizes)
+    assert (others, again.seconds, again.gains) == (rates, gate.seconds, gate.gains)
     budget = Budget(8, 3, price=Price((0.02, 0.021, 0.022, 0.023)), rate=20.0)
     assert again.allows(rows_of(1), [0.1], 1, budget)
     assert gate.allows(rows_of(1), [0.1], 1, budget)
-    assert again.gain(1, 0.9) < 1 < again.gain(1, 0.1)
+    assert again.gain(rows_of(1), 0.9) < 1 < again.gain(rows_of(1), 0.1)
 
 
 def test_a_mix_whose_networks_were_never_timed_comes_back(tmp_path: Path) -> None:

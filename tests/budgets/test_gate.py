@@ -52,11 +52,10 @@ def pays(gate: Gate, chances: Sequence[float], size: float, budget: Budget, left
 def test_by_hand() -> None:
     """4 ms and two nodes of 1 ms each are worth 0.3 tokens at 50 a second."""
     gate = experienced({0.0: 0.6, 0.9: 0.05})
-    assert gate.gain(1, 0.0) == pytest.approx(0.6, abs=0.15)
+    assert gate.gain(rows_of(1), 0.0) == pytest.approx(0.6, abs=0.15)
     assert pays(gate, [0.0], 1, BUDGET)
     assert not pays(gate, [0.9], 4, BUDGET)
     assert not pays(gate, [0.0], 1, replace(BUDGET, rate=1000.0))
-    assert pays(gate, [0.9], 4, replace(BUDGET, rate=0.0)), "a budget without a rate decides alone"
     assert pays(Gate(), [0.9], 4, BUDGET), "networks that were never timed"
 
 
@@ -66,7 +65,11 @@ def test_nodes_that_make_the_pass_longer_are_counted() -> None:
     assert not pays(many, [0.0], 1, BUDGET), "0.65 tokens"
     assert pays(many, [0.0], 1, replace(BUDGET, price=None))
     assert pays(many, [0.0], 9, BUDGET), "of ten nodes the free draft had nine"
-    assert pays(many, [0.0], 16, BUDGET), "no pass is shorter for what networks draft"
+    idle = experienced({0.9: 0.0}, size=2.0)
+    assert not pays(idle, [0.9], 16, BUDGET), "no pass is shorter for what networks draft"
+    unknown = experienced({0.0: 0.0})
+    unknown.gains[0].sizes.clear()
+    assert pays(unknown, [0.0], 1, BUDGET), "until the size of their trees is known"
 
 
 def test_no_more_than_a_text_may_gain_is_counted() -> None:
@@ -74,6 +77,21 @@ def test_no_more_than_a_text_may_gain_is_counted() -> None:
     gate = experienced({0.0: 1.5})
     assert pays(gate, [0.0], 1, replace(BUDGET, rate=200.0))
     assert not pays(gate, [0.0], 1, replace(BUDGET, rate=200.0), left=2)
+
+
+def test_sampled_batches_have_gains_of_their_own() -> None:
+    gate = experienced({0.0: 1.0})
+    for _ in range(100):
+        gate.learn(rows_of(1, temperature=1.0), [0.0], [-1], 3.0)
+    assert gate.gain(rows_of(1), 0.0) > 0.8
+    assert 0 <= gate.gain(rows_of(1, temperature=1.0), 0.0) < 0.1
+
+
+def test_what_no_price_has_cut_is_of_no_usual_size() -> None:
+    gate = experienced({0.0: 1.0})
+    gate.learn(rows_of(1), [0.0], [4], None)
+    assert gate.gains[0].sizes[1].value == 3.0
+    assert not gate.gains[1].sizes
 
 
 def test_rows_that_need_it_pay_for_the_others() -> None:
@@ -110,13 +128,6 @@ def test_a_disturbed_start_does_not_keep_networks_from_drafting(times: float) ->
             gate.learn(rows_of(1), [0.0], [1], 3.0)
             drafted += 1
     assert drafted == 60
-
-
-def with_gate(parts: Sequence[Any], gate: Gate) -> _mix.MixDrafter:
-    """A mix whose gate is this one, at all temperatures."""
-    mixed = _mix.of(parts)
-    greedy, sampled = (replace(own, gate=gate) for own in mixed.learnt)
-    return replace(mixed, learnt=(greedy, sampled))
 
 
 def plainly(target: Any, tokens: int, temperature: float) -> list[list[int]]:
@@ -156,7 +167,7 @@ def test_networks_that_rested_know_the_written_text(temperature: float) -> None:
     target, net = oracle.of_eagle()
     parts = [eagle.drafter(net, target, Growth(width=3, top_k=3, scale=0.01)), drafters.load_one("lookup")]
     gate = EveryThird()
-    mixed = with_gate(parts, gate)
+    mixed = replace(_mix.of(parts), gate=gate)
     rows = heads.run(target, mixed, PROMPTS[:1], 61, temperature, Priced(14, 4))
     assert [row.output for row in rows] == plainly(target, 61, temperature)
     assert sum(gate.seen) > 20
@@ -171,9 +182,7 @@ def test_a_draft_that_reads_text_first_is_not_timed(tokens: int, timed: bool) ->
     parts: list[Any] = [eagle.drafter(net, target, Growth(width=3, top_k=3, scale=0.01)), drafters.load_one("lookup")]
     mixed = _mix.of(parts)
     heads.run(target, mixed, PROMPTS[2:], tokens, 1.0, FixedBudget(14, 4))
-    greedy, sampled = mixed.learnt
-    assert bool(sampled.gate.seconds.points) == timed
-    assert not greedy.gate.seconds.points, "what sampled texts taught is theirs"
+    assert bool(mixed.gate.seconds.points) == timed
 
 
 class Counted(Gate):
@@ -191,7 +200,7 @@ def test_a_mix_stops_using_a_useless_drafter() -> None:
     target, net = oracle.of_eagle()
     parts: list[Any] = [eagle.drafter(net, target, Growth(width=3, top_k=3, scale=0.01)), drafters.load_one("lookup")]
     gate = Counted()
-    mixed = with_gate(parts, gate)
+    mixed = replace(_mix.of(parts), gate=gate)
     row = heads.run(target, mixed, PROMPTS[:1], 90, 1.0, Priced(14, 4))[0]
     assert [row.output] == plainly(target, 90, 1.0)
     assert 1 <= gate.drafted < 8, "at a million tokens a second no network is worth its time"

@@ -19,9 +19,9 @@ PROMPTS = [[1, 2, 3, 1, 2, 4, 1, 2], [5, 6, 5], [7]]
 BUDGET = Budget(24, 8)
 
 
-def rows_of(count: int, left: int = 5) -> Rows:
-    """A greedy batch in which so many tokens of each text are left."""
-    each = (Sampling(temperature=0.0),) * count
+def rows_of(count: int, left: int = 5, temperature: float = 0.0) -> Rows:
+    """A batch in which so many tokens of each text are left."""
+    each = (Sampling(temperature),) * count
     return Rows(
         (0,) * count, (8,) * count, (0,) * count, (1,) * count, each, "coupled", (left,) * count, GumbelNoise(8)
     )

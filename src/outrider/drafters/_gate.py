@@ -7,10 +7,11 @@ the tree without, and a row's text advances g tokens further than in the latter,
 
     sum over rows of g  >  rows * rate * (s + p)
 
-with `Budget.rate`, the tokens per second of a row as things are. The tree without them is known, the size of one with
+with `Budget.rate`, the tokens per second of a row as things are. The tree without them is known; the size of one with
 them is the usual one, since their nodes displace others. g is learned by the chance that the row's cheap draft has the
-next token. Networks that do not pay are tried when the ledger is at zero. At a new batch size (its nearest
-power of two) they draft until SETTLING drafts were timed: a disturbed start would keep them from being timed again.
+next token. Networks that do not pay are tried when the ledger is at zero. At a new batch size (its nearest power of
+two) they draft until SETTLING drafts were timed, for a disturbed start would keep them from being timed again, and
+until the size of their trees is known.
 """
 
 from __future__ import annotations
@@ -31,12 +32,23 @@ DOUBT = 0.5  # standard errors that are added to g, so that an estimate from few
 
 
 @dataclass
+class Gains:
+    """What networks gain, and the trees that they take part in, by batch size (its nearest power of two)."""
+
+    tokens: dict[int, list[Ratio]] = field(default_factory=dict)  # of a row, by its chance
+    sizes: dict[int, Mean] = field(default_factory=dict)  # nodes of a row's tree
+
+    def of(self, rows: int, chance: float) -> Ratio:
+        """The tokens gained by rows whose cheap draft has the next token by this chance."""
+        return bin_of(self.tokens.setdefault(nearest(rows), [Ratio() for _ in range(BINS)]), chance)
+
+
+@dataclass
 class Gate:
-    """One for all texts of a mix. What networks gain is kept by batch size, whose trees differ."""
+    """One for all texts of a mix. Batches with a sampled row (T > 0) have gains of their own, for less is accepted."""
 
     seconds: Curve = field(default_factory=lambda: Curve(0.5, SETTLING))  # of the networks' drafts, by batch size
-    sizes: dict[int, Mean] = field(default_factory=dict)  # batch size -> nodes of a row's tree, where networks drafted
-    gains: dict[int, list[Ratio]] = field(default_factory=dict)  # batch size -> by chance
+    gains: list[Gains] = field(default_factory=lambda: [Gains(), Gains()])  # [sampled?]
 
     def __post_init__(self) -> None:
         self.ledger = Ledger()
@@ -47,17 +59,17 @@ class Gate:
         Args:
             chances: [row]: the chance that its cheap draft has the next token.
             size: nodes of a row's tree without networks, the root included.
-            budget: where it has no `rate`, they draft in every round.
+            budget: one with a `rate`; without a `price`, passes are taken to be equally long.
         """
-        b, seconds, gains = len(rows), self.seconds(len(rows)), 0.0
-        if not budget.rate or self.seconds.settles(b):
+        b = len(rows)
+        seconds, usual = self.seconds(b), self.gains[rows.sampled].sizes.get(nearest(b))
+        if self.seconds.settles(b) or (budget.price and usual is None):
             return True
-        if budget.price:
-            if (wider := self.sizes.get(nearest(b))) is None:
-                return True
-            seconds += budget.price.between(b, size, max(size, wider.value))
+        if budget.price and usual:
+            seconds += budget.price.between(b, size, max(size, usual.value))
+        gains = 0.0
         for chance, left in zip(chances, rows.remaining, strict=True):
-            gains += min(budget.depth, left - 1, self.gain(b, chance))
+            gains += min(budget.depth, left - 1, self.gain(rows, chance))
         self.ledger.pay(b, 1 / budget.rate)
         if gains > b * budget.rate * seconds:
             return True
@@ -66,28 +78,25 @@ class Gate:
         self.ledger.charge(b, seconds)
         return True
 
-    def gain(self, rows: int, chance: float) -> float:
-        """Tokens that networks gain a row, in a batch of so many, whose cheap draft has the next token by this chance,
-        plus DOUBT standard errors. (The variance is a geometric distribution's: each further token comes by the same
+    def gain(self, rows: Rows, chance: float) -> float:
+        """Tokens that networks gain a row of such a batch, whose cheap draft has the next token by this chance, plus
+        DOUBT standard errors. (The variance is a geometric distribution's: each further token comes by the same
         chance.)"""
-        own = bin_of(self._by_chance(rows), chance)
-        mean = own.value(FIRST, PRIOR)
+        own = self.gains[rows.sampled].of(len(rows), chance)
+        mean = max(0.0, own.value(FIRST, PRIOR))
         return float(mean + DOUBT * (mean * (1 + mean) / (own.bottom + 1)) ** 0.5)
 
-    def learn(self, rows: Rows, chances: Sequence[float], gains: Sequence[int], size: float) -> None:
+    def learn(self, rows: Rows, chances: Sequence[float], gains: Sequence[int], size: float | None) -> None:
         """Add a round in which networks drafted.
 
         Args:
             chances: as given to `allows`.
-            gains: [row]: how many tokens further its text advanced than without networks.
-            size: nodes of a row's tree.
+            gains: [row]: how many tokens further its text advanced than without networks; -1: a token less.
+            size: nodes of a row's tree. None: it was not cut to what pays.
         """
-        self.sizes.setdefault(nearest(len(rows)), Mean()).add(size)
-        bins = self._by_chance(len(rows))
+        own = self.gains[rows.sampled]
+        if size is not None:
+            own.sizes.setdefault(nearest(len(rows)), Mean()).add(size)
         for chance, gain, left in zip(chances, gains, rows.remaining, strict=True):
             if left > 1:  # a text's last token is no gain
-                bin_of(bins, chance).add(gain)
-
-    def _by_chance(self, rows: int) -> list[Ratio]:
-        """The gains of a batch size."""
-        return self.gains.setdefault(nearest(rows), [Ratio() for _ in range(BINS)])
+                own.of(len(rows), chance).add(gain)

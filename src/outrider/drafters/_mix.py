@@ -42,11 +42,6 @@ class Proposal:
     valued: bool  # do its nodes, if there are any, carry confidences?
     tree: DraftTree | None = None  # None: the part made lists alone
 
-    @property
-    def nodes(self) -> int:
-        """Nodes of the widest row, the root included."""
-        return max(len(tokens) for tokens, _, _ in self.host)
-
     @classmethod
     def of(cls, tree: DraftTree) -> Proposal:
         """From a tree."""
@@ -55,26 +50,27 @@ class Proposal:
 
 @dataclass(frozen=True)
 class Learnt:
-    """What a mix learns in all generations: when networks pay, and acceptance rates of drafters whose confidences are
-    counts (None: a network): `rates` of children beside the networks', `alone` of all, as if no network had drafted."""
+    """How often children of drafters whose confidences are counts were right (None: a network), in all generations:
+    `rates` of those beside the networks', `alone` of all, as if no network had drafted."""
 
     rates: tuple[Rates | None, ...]
     alone: tuple[Rates | None, ...]
-    gate: Gate
 
     @classmethod
     def of(cls, networks: Sequence[bool]) -> Learnt:
         """Nothing yet."""
         rates, alone = (tuple(None if network else Rates() for network in networks) for _ in range(2))
-        return cls(rates, alone, Gate())
+        return cls(rates, alone)
 
 
 @dataclass(frozen=True)
 class MixDrafter(Drafter):
-    """Drafters in order of trust, and what they learned: `learnt` [sampled?], for less is accepted where T > 0."""
+    """Drafters in order of trust, and what all generations share. `learnt` [sampled?]: batches with a sampled row
+    (T > 0) have rates of their own."""
 
     parts: tuple[Drafter, ...] = field()
     learnt: tuple[Learnt, Learnt]
+    gate: Gate = field(default_factory=Gate)
     clock: Callable[[], float] = perf_counter
 
     @property
@@ -89,8 +85,8 @@ class MixDrafter(Drafter):
     @property
     def learners(self) -> list[Any]:
         """The parts that are kept between runs (`budgets/memory.py`)."""
-        made = [part for own in self.learnt for part in (*own.rates, *own.alone, own.gate) if part is not None]
-        return [*made, *super().learners]
+        rates = [rate for own in self.learnt for rate in (*own.rates, *own.alone) if rate is not None]
+        return [*rates, self.gate, *super().learners]
 
     def open(self, prompts: Sequence[Sequence[int]], capacity: int) -> MixDrafting:
         return MixDrafting(self, [part.open(prompts, capacity) for part in self.parts])
@@ -103,9 +99,10 @@ class Proposed:
     trees: list[Proposal]
     maps: list[Places]
     budget: Budget
-    networks: bool = True  # did the networks draft, if there are any?
-    chances: Sequence[float] = ()  # [row]: how likely a cheap draft has the next token; () where the gate was not used
-    cheap: DraftTree | None = None  # what would have been verified without networks, where the gate was used
+    networks: bool  # did the networks draft, if there are any?
+    beside: bool  # did drafters of both kinds draft, with confidences?
+    chances: Sequence[float] = ()  # [row]: how likely a cheap draft has the next token, where the gate was asked
+    cheap: Host | None = None  # what would have been verified without networks, where the gate was asked
 
 
 @dataclass
@@ -140,25 +137,22 @@ class MixDrafting(Drafting):
         networks = [k for k, rate in enumerate(own.rates) if rate is None]
         nothing = Proposal.of(root_only(rows.root))
         made = [nothing if k in networks else _cheap(part, rows, budget) for k, part in enumerate(self.parts)]
-        if not networks or len(networks) == len(made) or not coupled or not _valued(made):
-            for k in networks:
-                made[k] = Proposal.of(self.parts[k].propose(rows, budget))
+        beside = coupled and 0 < len(networks) < len(made) and _valued(made)
+        chances, cheap = list[float](), None
+        if beside and budget.rate:
             tree, maps = self._joined(made, own, coupled, budget)
-            self.last = Proposed(made, maps, budget)
-            return tree
-        tree, maps = self._joined(made, own, coupled, budget)
-        chances = _chances(made, own.alone)
-        if not own.gate.allows(rows, chances, _size(tree, budget), budget):
-            self.last = Proposed(made, maps, budget, False, chances, tree)
-            return tree
-        cheap, began = tree, mix.clock()
+            chances, cheap = _chances(made, own.alone), tree.host
+            if not mix.gate.allows(rows, chances, _size(cheap, budget), budget):
+                self.last = Proposed(made, maps, budget, False, beside, chances, cheap)
+                return tree
+        began = mix.clock()
         for k in networks:
             made[k] = Proposal.of(self.parts[k].propose(rows, budget))
-        if self.idle < LATE:
-            own.gate.seconds.learn(len(rows), mix.clock() - began)
-        self.idle = 0
         tree, maps = self._joined(made, own, coupled, budget)
-        self.last = Proposed(made, maps, budget, True, chances, cheap)
+        if beside and self.idle < LATE:
+            mix.gate.seconds.learn(len(rows), mix.clock() - began)
+        self.idle = 0
+        self.last = Proposed(made, maps, budget, True, beside, chances, cheap)
         return tree
 
     def _joined(
@@ -177,15 +171,15 @@ class MixDrafting(Drafting):
     def _learn(self, last: Proposed, round: Round) -> None:
         """Learn how often the parts were right, and what the networks gained."""
         own, chosen = self.mix.learnt[round.rows.sampled], round.tokens
-        cheap = [k for k, rate in enumerate(own.rates) if rate is not None]
-        if last.cheap is not None:
-            learn([last.trees[k].host for k in cheap], [own.alone[k] for k in cheap], chosen)
-            if last.networks and last.budget.price:  # else the trees are not those that a priced round verifies
-                ways = zip(chosen, last.cheap.host, strict=True)
-                gains = [max(0, len(added) - 1 - _followed(row, added)) for added, row in ways]
-                own.gate.learn(round.rows, last.chances, gains, _size(round.tree, last.budget))
+        counts = [k for k, rate in enumerate(own.rates) if rate is not None]
+        if last.beside:
+            learn([last.trees[k].host for k in counts], [own.alone[k] for k in counts], chosen)
         if last.networks:
-            learn([made.host for made in last.trees], own.rates, chosen, beside=last.cheap is not None)
+            learn([made.host for made in last.trees], own.rates, chosen, beside=last.beside)
+            if last.cheap is not None:
+                gains = [len(new) - 1 - _followed(row, new) for new, row in zip(chosen, last.cheap, strict=True)]
+                size = _size(round.tree.host, last.budget) if last.budget.price else None
+                self.mix.gate.learn(round.rows, last.chances, gains, size)
 
     def select(self, index: Sequence[int]) -> None:
         for part in self.parts:
@@ -319,10 +313,10 @@ def _chances(trees: Sequence[Proposal], rates: Sequence[Rates | None]) -> list[f
     return chances
 
 
-def _size(tree: DraftTree, budget: Budget) -> float:
+def _size(tree: Host, budget: Budget) -> float:
     """Nodes of a row that a pass over the tree takes time for: those of the widest, or all rows' mean where padding
     costs nothing."""
-    sizes = [len(tokens) for tokens, _, _ in tree.host]
+    sizes = [len(tokens) for tokens, _, _ in tree]
     return sum(sizes) / len(sizes) if budget.price and budget.price.summed else max(sizes)
 
 

@@ -137,15 +137,16 @@ class TrimmedObjective(NetworkObjective):
                 f"{folder} holds a drafter {checkpoint.method!r}, and this training makes {self.drafter!r}"
             )
         theirs = to_dict(native.network(checkpoint.method).read(checkpoint.config, folder))
-        width = (theirs.get("layer") or {}).get("intermediate")
-        layer = getattr(self.net.config, "layer", None)
-        if width and layer is not None and width != layer.intermediate:
-            self.net = type(self.net)(replace(self.net.config, layer=replace(layer, intermediate=width)))
-        mine = to_dict(self.net.config)
+        config, width = self.net.config, (theirs.get("layer") or {}).get("intermediate", 0)
+        if narrower := 0 < width < (to_dict(config).get("layer") or {}).get("intermediate", 0):
+            config = replace(config, layer=replace(config.layer, intermediate=width))
+        mine = to_dict(config)
         other = sorted(k for k in mine.keys() - BESIDE if _rounded(mine[k]) != _rounded(theirs[k]))
         if other:
             differing = ", ".join(_difference(k, theirs.get(k), mine[k]) for k in other)
             raise InputError(f"{folder} has {differing} than this training; give the same options")
+        if narrower:
+            self.net = type(self.net)(config)
         tensors = native.exact(checkpoint.tensors, native.shapes(self.net), folder)
         self.net.load_state_dict(tensors)
         self._read_vocabulary()
