@@ -137,17 +137,20 @@ def plainly(target: Any, tokens: int, temperature: float) -> list[list[int]]:
 
 @dataclass
 class Priced(FixedBudget):
-    """Names a rate, so that mixes decide; nodes cost next to nothing."""
+    """Names a rate, so that mixes decide; a node costs so many rounds without drafts."""
 
     rate: float = 1e6
+    node: float = 1e-9
 
     def choose(self, rows: Rows) -> Budget:
-        price = Price(tuple(1 + 1e-9 * n for n in range(self.nodes)))
+        price = Price(tuple(1 + self.node * n for n in range(self.nodes)))
         return replace(super().choose(rows), price=price, rate=self.rate)
 
 
 class EveryThird(Gate):
     """Drafts in every third round, and remembers what it observed."""
+
+    every = 3
 
     def __init__(self) -> None:
         super().__init__()
@@ -155,9 +158,9 @@ class EveryThird(Gate):
 
     def allows(self, rows: Rows, chances: Sequence[float], size: float, budget: Budget) -> bool:
         self.turn += 1
-        return self.turn % 3 == 0
+        return self.turn % self.every == 0
 
-    def learn(self, rows: Rows, chances: Sequence[float], gains: Sequence[int], size: float) -> None:
+    def learn(self, rows: Rows, chances: Sequence[float], gains: Sequence[int], size: float | None) -> None:
         super().learn(rows, chances, gains, size)
         self.seen += gains
 
@@ -173,6 +176,40 @@ def test_networks_that_rested_know_the_written_text(temperature: float) -> None:
     assert sum(gate.seen) > 20
     assert set(gate.seen) <= {0, 1, 2, 3, 4}
     assert gate.seen.count(4) > 3, "the oracle is right to its full depth, and lookup is not always"
+
+
+@pytest.mark.parametrize("node", [1e-9, 0.6])
+def test_gains_count_from_the_tree_that_would_have_been_verified(node: float) -> None:
+    """Where a node costs 0.6 rounds, half-believed copies would not have been verified, so that the four tokens of the
+    network are its gain; where it costs nothing, copies that were right would have brought some of them."""
+    target, net = oracle.of_eagle()
+    parts = [eagle.drafter(net, target, Growth(width=3, top_k=3, scale=0.01)), drafters.load_one("lookup")]
+    gate = EveryThird()
+    gate.every = 1
+    heads.run(target, replace(_mix.of(parts), gate=gate), PROMPTS[:1], 41, 0.0, Priced(14, 4, node=node))
+    assert gate.seen[0] == 4
+    assert (set(gate.seen[1:-1]) == {4}) == (node == 0.6)
+
+
+def test_the_size_of_a_tree_is_its_widest_rows_or_the_mean_where_padding_costs_nothing() -> None:
+    rows = [([1, 2, 3], [0, 0, 1], [0.0, -1.0, -2.0]), ([4], [0], [0.0])]
+    assert _mix._size(rows, BUDGET) == 3
+    assert _mix._size(rows, replace(BUDGET, price=Price((1.0, 2.0), summed=True))) == 2
+
+
+@pytest.mark.parametrize(("rate", "price"), [(0.0, True), (1e6, True), (1e6, False)])
+def test_what_a_gate_learns_of_a_round_depends_on_its_budget(rate: float, price: bool) -> None:
+    """Nothing without a rate; no usual size without a price."""
+    target, net = oracle.of_eagle()
+    parts: list[Any] = [eagle.drafter(net, target, Growth(width=3, top_k=3, scale=0.01)), drafters.load_one("lookup")]
+    mixed, budget = _mix.of(parts), Priced(14, 4, rate=rate)
+    if not price:
+        budget.choose = lambda rows: replace(Priced.choose(budget, rows), price=None)  # type: ignore[method-assign]
+    heads.run(target, mixed, PROMPTS[:1], 41, 1.0, budget)
+    greedy, sampled = mixed.gate.gains
+    assert not greedy.tokens
+    assert bool(sampled.tokens) == (rate > 0)
+    assert bool(sampled.sizes) == (rate > 0 and price)
 
 
 @pytest.mark.parametrize(("tokens", "timed"), [(4, False), (30, True)])
