@@ -12,15 +12,20 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
 
+from outrider import files
 from outrider.backends.torch import load_tokenizer, vocabulary
+from outrider.checkpoints import native
 from outrider.nets import int8
+from outrider.params import InputError
 from outrider.training import data
 
 PLACES = 7  # of bfloat16, after the leading one
+BESIDE = ("outrider_method", "format", "target_weights")  # of config.json, besides the network's own
 MLP = "midlayer.mlp"  # of an EAGLE-3's layer
 
 
@@ -32,10 +37,12 @@ def coarse(weight: torch.Tensor, bits: int) -> torch.Tensor:
     return (size | whole & 0x8000).to(torch.int16).view(torch.bfloat16)
 
 
-def cut(tensors: dict[str, torch.Tensor], places: torch.Tensor, kept: torch.Tensor) -> None:
-    """These places of the draft vocabulary alone, whose token ids are `kept`, in the drafter's own tensors."""
-    if "lm_head.weight" in tensors:
-        tensors["lm_head.weight"] = tensors["lm_head.weight"][places].contiguous()
+def cut(tensors: dict[str, torch.Tensor], places: torch.Tensor, kept: torch.Tensor, table: dict[str, Any]) -> None:
+    """These places of the draft vocabulary alone, whose token ids are `kept`, in the drafter's own tensors: all whose
+    rows are the vocabulary's, by the shapes that `table` has for the smaller one."""
+    for name, tensor in tensors.items():
+        if name != "d2t" and tuple(tensor.shape) != table.get(name) and len(tensor) == len(tensors["d2t"]):
+            tensors[name] = tensor[places].contiguous()
     if "t2d" in tensors:
         tensors["t2d"] = torch.zeros_like(tensors["t2d"]).index_fill_(0, kept, True)
     vocabulary.keep(tensors["d2t"].resize_(len(kept)), kept)
@@ -82,6 +89,8 @@ def main() -> None:
             )
         narrow(tensors, a.intermediate)
         config["layer"] = {**layer, "intermediate": a.intermediate}
+        if config.get("layers", 1) > 1:
+            parser.error("this drafter has several layers, of which --intermediate can narrow none alone")
     known, counts = vocabulary.ids_of(tensors["d2t"]), torch.zeros(config["vocab"], dtype=torch.long)
     for document in data.read(a.data, load_tokenizer(a.target)):
         learned = torch.tensor(document.tokens)[torch.tensor(document.learn)]
@@ -89,13 +98,19 @@ def main() -> None:
     by_count = counts[known].sort(descending=True, stable=True).indices[:size]
     stay = by_count[known[by_count].argsort()]
     kept = known[stay]
-    cut(tensors, stay, kept)
+    config["draft_vocab"] = size
+    table = native.table(config["outrider_method"], {k: v for k, v in config.items() if k not in BESIDE}, a.source)
+    cut(tensors, stay, kept, table)
     for name, tensor in tensors.items():
-        if tensor.dtype == torch.bfloat16 and tensor.dim() == 2:
-            tensors[name] = coarse(tensor, a.bits)
-    a.out.mkdir(parents=True, exist_ok=True)
-    save_file(tensors, a.out / "model.safetensors", metadata={"format": "pt"})
-    (a.out / "config.json").write_text(json.dumps({**config, "draft_vocab": size}, indent=2) + "\n", encoding="utf-8")
+        if a.bits < PLACES and tensor.is_floating_point() and tensor.dim() == 2:
+            tensors[name] = coarse(tensor.to(torch.bfloat16), a.bits)
+    try:
+        native.exact(tensors, table, a.out)
+        with files.folder(a.out) as made:
+            save_file(tensors, made / "model.safetensors", metadata={"format": "pt"})
+            (made / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    except InputError as error:
+        parser.error(str(error))
     shares = [f"{len(ids)}: {float(counts[ids].sum() / counts.sum()):.1%}" for ids in (known, kept)]
     print(f"answers' tokens that can be drafted, {', '.join(shares)}")
 

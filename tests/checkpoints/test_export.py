@@ -363,6 +363,16 @@ def test_the_checker_finds(
     assert any(fault in sentence for sentence in results), results
 
 
+def test_a_folder_that_medusas_code_does_not_load_is_found(tmp_path: Path, facts: Facts) -> None:
+    """Outrider reads all of these, and that is not what was asked."""
+    for name, made in (("eagle", eagle()), ("medusa", medusa())):
+        (tmp_path / name).mkdir()
+        native.write(made, tmp_path / name)
+        assert any("of which medusa loads one" in fault for fault in check(tmp_path / name, "medusa", facts))
+    write(medusa(), "medusa", facts, tmp_path / "out")
+    assert check(tmp_path / "out", "medusa", facts) == []
+
+
 def test_the_checker_knows_the_target(tmp_path: Path, facts: Facts) -> None:
     write(eagle3(), "vllm", facts, tmp_path / "out")
     other = Facts.at(foreign.target(tmp_path / "deep", num_hidden_layers=8))

@@ -103,6 +103,14 @@ def test_a_full_disk_leaves_nothing_of_a_training_without_a_result(run: Run, siz
     assert [p.name for p in tmp_path.rglob("*")] == ["mine.txt"]
 
 
+def test_a_full_disk_is_the_same_to_a_draft_model(run: Run, tmp_path: Path) -> None:
+    """transformers writes it."""
+    with full_disk(100_000):
+        said = refused(run("train", "draft-lm", *TRAIN[2:-2], "--out", str(tmp_path / "run"), "--json"))
+    assert "cannot be written" in said
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_full_disk_keeps_the_drafter_that_a_training_has_written(run: Run, tmp_path: Path) -> None:
     """The drafter has 1.9 MB and the checkpoint 5.6 MB; with more space the same command starts over."""
     out = tmp_path / "run"

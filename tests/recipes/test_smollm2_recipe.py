@@ -8,11 +8,15 @@ from typing import Any
 
 import pytest
 import torch
+from objective_world import target
 from recipes.smollm2 import long, many, questions, train
 from recipes.smollm2.openings import TURN, openings
 from safetensors.torch import load_file, save_file
 
+from outrider import drafters
 from outrider.backends.torch import load_target
+from outrider.training import objectives
+from outrider.training.data import Document
 from recipes import answers, trim
 
 LONG = "how many apples does the old farmer keep in his cellar over the winter"
@@ -180,34 +184,89 @@ def test_many_draws_follow_the_distribution_of_the_temperature() -> None:
     assert many.draw(logits[None], 0.0).tolist() == [3]
 
 
+ASKED = {"prompt_token_ids": [7, 7, 7], "token_ids": [31, 2, 9, 9, 9, 31]}
+
+
+def trimmed(source: Path, out: Path, monkeypatch: pytest.MonkeyPatch, *options: str) -> None:
+    """Run the command on a drafter for a model without a tokenizer."""
+    lines(out.parent / "answers-0.jsonl", [ASKED, {"prompt_token_ids": [1], "token_ids": [11]}])
+    monkeypatch.setattr(trim, "load_tokenizer", lambda name: None)
+    given = [str(source), str(out), *options, "--data", str(out.parent / "answers-0.jsonl")]
+    monkeypatch.setattr("sys.argv", ["trim", *given])
+    trim.main()
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        ("eagle3", {"taps": (0, 2, 3)}),
+        ("medusa", {}),
+        ("hydra", {}),
+        ("block", {}),
+        ("block", {"pair_head": "selector"}),
+    ],
+)
 def test_a_draft_vocabulary_is_cut_to_what_answers_have_most_often(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, options: dict[str, Any]
+) -> None:
+    """The rows of the tokens that stay are those that they were, and the drafter loads."""
+    of, known = target(torch.float32), [2, 7, 11, 30, 31]
+    text = Document(tuple(known * 2), (True,) * 10, "a")
+    source, out = tmp_path / "from", tmp_path / "to"
+    source.mkdir()
+    objectives.build(method, of, [text], {**options, "draft_vocab": 5}).save(source)
+    trimmed(source, out, monkeypatch, "--size", "3")
+    old, new = (load_file(folder / "model.safetensors") for folder in (source, out))
+    assert (old["d2t"] + torch.arange(5)).tolist() == known
+    assert (new["d2t"] + torch.arange(3)).tolist() == [2, 11, 31], "what is asked does not count"
+    places = torch.tensor([0, 2, 4])
+    smaller = [name for name, tensor in new.items() if tensor.shape != old[name].shape]
+    assert len(smaller) > 1
+    for name, tensor in new.items():
+        if name in smaller and name != "d2t":
+            assert torch.equal(tensor, old[name][places]), name
+        elif name not in ("d2t", "t2d"):
+            assert torch.equal(tensor, old[name]), name
+    if method == "eagle3":
+        assert new["t2d"].nonzero()[:, 0].tolist() == [2, 11, 31]
+    drafters.load(f"{method}:{out}", of)
+
+
+def test_a_folder_that_cannot_be_trimmed_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    known, source, out = torch.tensor([2, 7, 11, 30, 31]), tmp_path / "from", tmp_path / "to"
+    of, source, out = target(torch.float32), tmp_path / "from", tmp_path / "to"
+    text = Document((2, 7, 11, 30, 31) * 2, (True,) * 10, "a")
+    parallel = {"parallel": True, "layers": 2, "mask_token": 3}
     source.mkdir()
-    made = {"d2t": known - torch.arange(5), "w": torch.ones(2), "lm_head.weight": torch.arange(10.0).view(5, 2)}
-    made["t2d"] = torch.zeros(50, dtype=torch.bool).index_fill_(0, known, True)
-    save_file(made, source / "model.safetensors")
-    (source / "config.json").write_text(json.dumps({"vocab": 50, "draft_vocab": 5}), encoding="utf-8")
-    rows = [
-        {"prompt_token_ids": [7, 7, 7], "token_ids": [31, 2, 9, 9, 9, 31]},
-        {"prompt_token_ids": [1], "token_ids": [11]},
-    ]
-    lines(tmp_path / "answers-0.jsonl", rows)
-    monkeypatch.setattr(trim, "load_tokenizer", lambda name: None)
-    answered = str(tmp_path / "answers-0.jsonl")
-    monkeypatch.setattr("sys.argv", ["trim", str(source), str(out), "--size", "3", "--data", answered])
-    trim.main()
-    assert json.loads((out / "config.json").read_text(encoding="utf-8")) == {"vocab": 50, "draft_vocab": 3}
-    tensors = load_file(out / "model.safetensors")
-    assert (tensors["d2t"] + torch.arange(3)).tolist() == [2, 11, 31], "what is asked does not count"
-    assert torch.equal(tensors["w"], torch.ones(2))
-    assert tensors["lm_head.weight"].tolist() == [[0, 1], [4, 5], [8, 9]], "a head of its own has the same rows"
-    assert tensors["t2d"].nonzero()[:, 0].tolist() == [2, 11, 31]
-    save_file({**made, "lm_head.weight.scale": torch.ones(5, 1)}, source / "model.safetensors")
+    objectives.build("eagle3", of, [text], {"taps": (0, 2, 3), "draft_vocab": 5, **parallel}).save(source)
+    for options, words in (
+        (("--intermediate", "8"), "several layers"),
+        (("--size", "6"), "drafts 5 tokens"),
+    ):
+        with pytest.raises(SystemExit):
+            trimmed(source, out, monkeypatch, *options)
+        assert words in capsys.readouterr().err
+        assert not out.exists()
     with pytest.raises(SystemExit):
-        trim.main()
+        trimmed(source, source, monkeypatch, "--size", "3")
+    assert "is there already" in capsys.readouterr().err
+    tensors = load_file(source / "model.safetensors")
+    save_file({**tensors, "lm_head.weight.scale": torch.ones(5, 1)}, source / "model.safetensors")
+    with pytest.raises(SystemExit):
+        trimmed(source, out, monkeypatch, "--size", "3")
     assert "in eight bits already" in capsys.readouterr().err
+
+
+def test_bits_round_what_a_training_wrote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    of, source, out = target(torch.float32), tmp_path / "from", tmp_path / "to"
+    text = Document((2, 7, 11, 30, 31) * 2, (True,) * 10, "a")
+    source.mkdir()
+    objectives.build("eagle3", of, [text], {"taps": (0, 2, 3), "draft_vocab": 5}).save(source)
+    trimmed(source, out, monkeypatch, "--bits", "4")
+    old, new = (load_file(folder / "model.safetensors")["fc.weight"] for folder in (source, out))
+    assert old.dtype == torch.float32
+    assert torch.equal(new, trim.coarse(old.bfloat16(), 4))
 
 
 def test_an_mlp_keeps_its_heaviest_neurons() -> None:

@@ -185,6 +185,18 @@ def test_refusals_alone_end_the_run(served: Served, tmp_path: Path) -> None:
         answering.write([served.url], asked, tmp_path / "a.jsonl", Wish("demo", 8, opening=6000), 1)
 
 
+def test_refused_questions_do_not_end_a_run_that_is_repeated(served: Served, tmp_path: Path) -> None:
+    """They stand before what was not asked yet, and have no line."""
+    long = [(f"long {i}", f"{i} " + "dog " * 5000) for i in range(17)]
+    short, out = [(f"short {i}", f"Story {i} of the dog:") for i in range(6)], tmp_path / "a.jsonl"
+    wish = Wish("demo", 8, opening=6000)
+    assert answering.write([served.url], short[:5], out, wish, 1).answers == 5
+    again = answering.write([served.url], [*long, *short], out, wish, 1)
+    assert (again.answers, len(again.refused)) == (1, 17)
+    once_more = answering.write([served.url], [*long, *short], out, wish, 1)
+    assert (once_more.answers, len(once_more.refused)) == (0, 17)
+
+
 def test_a_key_is_sent_where_one_is_wanted(
     start: Serve, llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -669,3 +669,15 @@ def test_a_run_goes_on_with_more_data_and_keeps_its_draft_vocabulary(
     assert torch.allclose(made[0].head(x), model.head(x)[:, made[0].net.ids()], atol=1e-5)
     learned = {d.key for d in data.split(few)[0]}
     assert not learned & {d.key for d in data.split(few + documents(60)[10:])[1]}
+
+
+def test_a_name_alone_begins_with_the_methods_own_drafter(model: HFTarget, tmp_path: Path) -> None:
+    """HASS trains EAGLE's network, and `demo` is HASS's drafter to it, not EAGLE's."""
+    seen: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop.objectives, "drafted", lambda folder, *given: seen.append(folder) or 0)
+        with pytest.raises(InputError):  # the demo's drafters are another model's
+            loop.train(
+                model, documents(), tmp_path, replace(RECIPE, method="hass", options={}, init="demo"), quiet=True
+            )
+    assert seen == ["demo/hass"]

@@ -18,7 +18,7 @@ from outrider.core.noise import GumbelNoise
 from outrider.engine import Engine, Request, generate
 from outrider.nets import mamba as ssm
 from outrider.params import InputError, Sampling
-from outrider.training import checkpoint, loop, objectives
+from outrider.training import checkpoint, data, loop, objectives
 from outrider.training.data import Document
 from outrider.training.features import see
 from outrider.training.objectives._losses import DIVERGENCES
@@ -179,6 +179,35 @@ def test_a_run_goes_on_with_more_data_and_keeps_its_draft_vocabulary(tmp_path: P
     saved = json.loads((result.folder / "config.json").read_text(encoding="utf-8"))["outrider_draft_vocab"]
     assert saved == kept
     assert max(kept) < VOCAB // 2
+
+
+@pytest.mark.parametrize("name", list(SIZES))
+def test_a_shape_that_the_folder_does_not_have_is_refused(tmp_path: Path, name: str) -> None:
+    """And none need be given again."""
+    of = target(torch.float32)
+    objectives.build(method(name), of, (), SIZES[name]).save(tmp_path)
+    begun: Any = objectives.build(method(name), of, (), {"init": str(tmp_path)})
+    assert begun.net.config.hidden_size == 16
+    objectives.build(method(name), of, (), {**SIZES[name], "init": str(tmp_path)})
+    for option in SIZES[name]:
+        wrong = {"kind": "mamba", "hidden": 96, "heads": 6}.get(option, 64)
+        if (name, option) == ("mamba", "kind"):
+            continue
+        with pytest.raises(InputError, match=f"has {option}=.*; leave {option} out"):
+            objectives.build(method(name), of, (), {option: wrong, "init": str(tmp_path)})
+
+
+def test_pretraining_learns_from_parts_without_an_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long question before a short answer is in the rows; the other stages have no use for it."""
+    packs: list[Any] = []
+    monkeypatch.setattr(loop, "pack", lambda *given: packs.append(data.pack(*given)) or packs[-1])
+    documents = [Document((*range(2, 60), i), (False,) * 58 + (True,), f"{i:03d}") for i in range(2, 26)]
+    for stage in ("pretrain", "sft"):
+        recipe = replace(RECIPE, steps=1, evaluate=1, length=16, options={**SIZES["mamba"], "stage": stage})
+        loop.train(target(torch.float32), documents, tmp_path / stage, recipe, quiet=True)
+    whole, _, answers, _ = (int((batch.documents >= 0).sum()) for batch in packs)
+    assert answers % 11 == 0, "the last part of each document"
+    assert whole == answers // 11 * 59
 
 
 def test_a_folder_of_another_kind_is_refused(tmp_path: Path) -> None:

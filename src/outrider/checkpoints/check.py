@@ -39,6 +39,9 @@ def _faults(folder: Path, to: str, facts: Facts) -> Iterator[str]:
     if to == "medusa":
         from .read import read
 
+        if not any((folder / name).is_file() for name in medusa.FILES):
+            yield f"it holds neither {' nor '.join(medusa.FILES)}, of which medusa loads one"
+            return
         native.check(read(folder, facts), folder)  # `read` is strict
         return
     weights = weights_of(folder)

@@ -18,9 +18,10 @@ import ray.data
 from ray.data.checkpoint import CheckpointConfig
 
 from .. import files
+from ..params import InputError
 from ..training.answering import Question, Server, Written, answer, put
 from ..training.endpoints import Wish
-from ..training.questions import Asked
+from ..training.questions import Asked, by
 
 TOKENS = pa.list_(pa.int64())
 LINES = pa.schema(
@@ -28,6 +29,7 @@ LINES = pa.schema(
         "id": pa.string(), "messages": pa.list_(pa.struct({"role": pa.string(), "content": pa.string()})),
         "prompt": pa.string(), "completion": pa.string(), "ends": pa.bool_(),
         "prompt_token_ids": TOKENS, "token_ids": TOKENS,
+        "by": pa.struct({"model": pa.string(), "temperature": pa.float64()}),
     }
 )  # fmt: skip
 
@@ -61,14 +63,18 @@ def write(
         askers: number of concurrent workers in the cluster.
 
     Raises:
-        InputError: `out` cannot be written. Ray's errors pass through.
+        InputError: `out` cannot be written, or has answers of another model or temperature. Ray's errors pass through.
     """
     out = Path(out).absolute()
+    author, kept = by(wish.model, wish.temperature), out / "by.json"
+    if kept.exists() and json.loads(kept.read_text(encoding="utf-8")) != author:
+        raise InputError(f"{out} has answers of {kept.read_text(encoding='utf-8')}; give another folder")
     waiting = put(items, wish)
     with files.folder(out / "questions", replace=True) as made:
         for first in range(0, len(waiting), block):
             lines = [json.dumps({"id": q.key, "body": json.dumps(q.body)}) for q in waiting[first : first + block]]
             files.write(made / f"{first // block:06d}.json", "\n".join(lines) + "\n")
+    files.write(kept, json.dumps(author))
     context = ray.data.DataContext.get_current()
     before = context.checkpoint_config
     context.checkpoint_config = CheckpointConfig("id", str(out / "checkpoint"), delete_checkpoint_on_success=False)

@@ -103,8 +103,10 @@ def write(
         with files.alone(out):
             have = finished(out, str)
             same_author(out, have, by(wish.model, wish.temperature))
-            waiting = [question for question in put(items, wish) if question.key not in have]
-            asyncio.run(answer([Server(url) for url in urls], waiting, concurrency, keep, result, done, say))
+            asked = put(items, wish)
+            waiting = [question for question in asked if question.key not in have]
+            before = len(asked) - len(waiting)
+            asyncio.run(answer([Server(url) for url in urls], waiting, concurrency, keep, result, before, done, say))
     except KeyboardInterrupt:
         more = f"{result.answers} answer{'' if result.answers == 1 else 's'} more"
         raise Interrupted(f"{out} has {more}; the same command resumes from there") from None
@@ -136,10 +138,12 @@ async def answer(
     concurrency: int,
     keep: Callable[[dict[str, Any]], None],
     written: Written,
+    before: int = 0,
     done: Callable[[int], None] = lambda count: None,
     say: Callable[[str], None] = print,
 ) -> None:
-    """Send every question to the servers and pass each answer's line to `keep`; counts them in `written`.
+    """Send every question to the servers and pass each answer's line to `keep`; counts them in `written`. `before`:
+    answers of earlier sessions, whose refused questions are asked again first.
 
     Raises:
         InputError, EndpointError: as `write`.
@@ -158,7 +162,7 @@ async def answer(
                 keep(row)
                 written.answers, written.texts = written.answers + 1, written.texts + bare
         done(1)
-        if len(written.refused) >= written.answers + REFUSALS:
+        if len(written.refused) >= before + written.answers + REFUSALS:
             raise EndpointError(f"{len(written.refused)} questions were refused, the last: {written.refused[-1]}")
 
     async def work(client: httpx2.AsyncClient, server: Server) -> None:

@@ -27,6 +27,7 @@ from ..backends.torch import HFTarget
 from ..backends.torch.tensors import dtype_of
 from ..core.protocols import Target
 from ..params import InputError, Interrupted
+from ..shipped import placed
 from . import checkpoint, objectives
 from .data import Batch, Document, draft_size, name_of, pack, split
 from .evaluate import acceptance, held_out_loss, prompts_of
@@ -85,6 +86,7 @@ def train(
         Interrupted: Ctrl-C; the current step is kept.
     """
     out = Path(out)
+    recipe = replace(recipe, init=placed(recipe.init, recipe.method) if recipe.init else "")
     _check(target, documents, recipe, shard)
     _check_folder(out, recipe)
     accelerator = Accelerator(cpu=target.device == "cpu")
@@ -106,6 +108,8 @@ def _train(
     """`train` in a folder that no other run writes."""
     stock, main = target if isinstance(target, HFTarget) else None, accelerator.is_main_process
     saved = checkpoint.read(out / "checkpoint.pt")
+    if {**objectives.options_of(recipe.method), **recipe.options}.get("stage") == "pretrain":
+        documents = [replace(document, learn=(True,) * len(document.tokens)) for document in documents]
     learned, held = split(documents, known=None if saved is None else saved.get("held_out"))
     share = stock is None or stock.family.binding is None
     rows, test = pack(learned, recipe.length, recipe.seed, share), pack(held, recipe.length, 0, share)

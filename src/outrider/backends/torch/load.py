@@ -287,6 +287,14 @@ def place_of(name: str) -> Place | None:
     return Place(name, name) if name else None
 
 
+def save_pretrained(model: Any, folder: str | Path) -> None:
+    """`model.save_pretrained`, with OSError where the system refuses to write, as on a full disk."""
+    try:
+        model.save_pretrained(folder)
+    except SafetensorError as error:
+        raise OSError(first_line(error)) from None
+
+
 def save_tokenizer(model: Any, folder: str | Path) -> None:
     """Save into `folder` the tokenizer of the place that a model was loaded from; a warning where there is none."""
     try:

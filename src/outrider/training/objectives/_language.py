@@ -24,7 +24,7 @@ from torch.nn import functional
 
 from ...backends.native.draft_vocab import DRAFT_VOCAB
 from ...backends.torch import HFTarget, vocabulary
-from ...backends.torch.load import from_pretrained, save_tokenizer
+from ...backends.torch.load import from_pretrained, save_pretrained, save_tokenizer
 from ...drafters import _heads
 from ...nets import mamba as ssm
 from ...params import InputError
@@ -102,7 +102,7 @@ class LanguageObjective(NetworkObjective):
 
     def save(self, folder: str | Path) -> None:
         self.net.config.outrider_stages = [*self.before, self.stage if self.stage != "distil" else self.loss]
-        self.net.save_pretrained(folder)
+        save_pretrained(self.net, folder)
         save_tokenizer(self.target.model, folder)
 
 
@@ -120,14 +120,19 @@ def objective(
     init: str,
     kinds: tuple[str, ...],
     few: Int[Tensor, " vd"] | None,
+    shape: Mapping[str, tuple[str, Any]],
 ) -> LanguageObjective:
     """A language model in one stage of its training. few: the tokens of its draft vocabulary; that of `init` is kept.
-    Raises InputError for an unknown stage, loss or model, or another draft vocabulary."""
+    shape: fields of the config -> option and what was given for it, where that is not the default.
+    Raises InputError for an unknown stage, loss or model, another draft vocabulary, or an `init` of another shape."""
     if stage not in STAGES or loss not in DIVERGENCES:
         raise InputError(f"a stage is {', '.join(STAGES)}, and the loss of distil {', '.join(DIVERGENCES)}")
     net: Any = from_pretrained(init, "float32", str(target.device), False, {}) if init else fresh()
     if net.config.model_type not in kinds:
         raise InputError(f"{init} is a {net.config.model_type}, and this method trains {' or '.join(kinds)}")
+    for field, (option, given) in shape.items() if init else ():
+        if given != (theirs := getattr(net.config, field, given)):
+            raise InputError(f"{init} has {option}={theirs}, not {given}; leave {option} out")
     if net.config.vocab_size < target.vocab:
         raise InputError(
             f"{init} has {net.config.vocab_size} tokens and the target {target.vocab}; use its own target's"

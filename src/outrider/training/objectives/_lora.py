@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from ...backends.torch import HFTarget
-from ...backends.torch.load import save_tokenizer
+from ...backends.torch.load import save_pretrained, save_tokenizer
 from ...params import InputError
 
 
@@ -43,5 +43,5 @@ class Adapter:
         """Save the changed target as a plain model; `label` goes into its config."""
         model = copy.deepcopy(self.inside).merge_and_unload()
         model.config.outrider_changed = label
-        model.save_pretrained(folder)
+        save_pretrained(model, folder)
         save_tokenizer(self.inside.model, folder)

@@ -10,25 +10,28 @@ from ..data import Document, trimmed
 from ._language import OPTIMISER as OPTIMISER
 from ._language import LanguageObjective, objective, special_tokens
 
+USUAL = {"hidden": 192, "layers": 2, "heads": 3}
+FIELDS = {"hidden": "hidden_size", "layers": "num_hidden_layers", "heads": "num_attention_heads"}
+
 
 def build(
     target: HFTarget,
     documents: Sequence[Document] = (),
-    hidden: int = 192,
-    layers: int = 2,
-    heads: int = 3,
+    hidden: int = USUAL["hidden"],
+    layers: int = USUAL["layers"],
+    heads: int = USUAL["heads"],
     stage: str = "pretrain",
     loss: str = "forward-kl",
     init: str = "",
     draft_vocab: int = 0,
 ) -> LanguageObjective:
     """A Llama with `layers` of size `hidden` and `heads` attention heads. `stage` pretrain, sft or distil; `loss` of
-    distil: forward-kl, reverse-kl or tv; `init`: the folder to start from; `draft_vocab`: size of the draft vocabulary
-    (0: all).
+    distil: forward-kl, reverse-kl or tv; `init`: the folder to start from, which decides the shape; `draft_vocab`: size
+    of the draft vocabulary (0: all).
     """
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    if hidden % heads or hidden // heads % 2:
+    if heads < 1 or hidden % heads or hidden // heads % 2:
         raise InputError(f"{heads} heads do not divide the hidden size {hidden} into even sizes; give another number")
     config = LlamaConfig(
         **special_tokens(target), hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=heads,
@@ -36,4 +39,6 @@ def build(
         tie_word_embeddings=True,
     )  # fmt: skip
     few = trimmed(documents, target.vocab, draft_vocab)
-    return objective(target, lambda: LlamaForCausalLM(config), stage, loss, init, ("llama",), few)
+    given = {"hidden": hidden, "layers": layers, "heads": heads}
+    shape = {FIELDS[name]: (name, value) for name, value in given.items() if value != USUAL[name]}
+    return objective(target, lambda: LlamaForCausalLM(config), stage, loss, init, ("llama",), few, shape)

@@ -12,15 +12,21 @@ from ..data import Document, trimmed
 from ._language import OPTIMISER as OPTIMISER
 from ._language import LanguageObjective, objective, special_tokens
 
+USUAL: dict[str, Any] = {"kind": "mamba2", "hidden": 192, "layers": 4, "state": 0, "head": 32}
+FIELDS = {
+    "kind": "model_type", "hidden": "hidden_size", "layers": "num_hidden_layers", "state": "state_size",
+    "head": "head_dim",
+}  # fmt: skip
+
 
 def build(
     target: HFTarget,
     documents: Sequence[Document] = (),
-    kind: str = "mamba2",
-    hidden: int = 192,
-    layers: int = 4,
-    state: int = 0,
-    head: int = 32,
+    kind: str = USUAL["kind"],
+    hidden: int = USUAL["hidden"],
+    layers: int = USUAL["layers"],
+    state: int = USUAL["state"],
+    head: int = USUAL["head"],
     stage: str = "pretrain",
     loss: str = "forward-kl",
     init: str = "",
@@ -28,7 +34,8 @@ def build(
 ) -> LanguageObjective:
     """A Mamba or Mamba-2 (`kind` mamba, mamba2) with `layers` of size `hidden`. `state`: state size per channel (0: 16
     and 64); `head`: channels per head (mamba2). `stage` pretrain, sft or distil; `loss` of distil: forward-kl,
-    reverse-kl or tv; `init`: the folder to start from; `draft_vocab`: size of the draft vocabulary (0: all).
+    reverse-kl or tv; `init`: the folder to start from, which decides the shape; `draft_vocab`: size of the draft
+    vocabulary (0: all).
     """
     from transformers import Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForCausalLM
 
@@ -39,7 +46,7 @@ def build(
     def fresh() -> Any:
         if kind == "mamba":
             return MambaForCausalLM(MambaConfig(**shared, state_size=state or 16, initializer_range=0.02))
-        if 2 * hidden % head:
+        if head < 1 or 2 * hidden % head:
             raise InputError(f"heads of {head} channels do not divide {2 * hidden} channels; give another head")
         config = Mamba2Config(
             **shared, state_size=state or 64, head_dim=head, num_heads=2 * hidden // head, n_groups=1,
@@ -47,4 +54,7 @@ def build(
         )  # fmt: skip
         return Mamba2ForCausalLM(config)
 
-    return objective(target, fresh, stage, loss, init, ssm.KINDS, trimmed(documents, target.vocab, draft_vocab))
+    given = {"kind": kind, "hidden": hidden, "layers": layers, "state": state, "head": head}
+    shape = {FIELDS[name]: (name, value) for name, value in given.items() if value != USUAL[name]}
+    few = trimmed(documents, target.vocab, draft_vocab)
+    return objective(target, fresh, stage, loss, init, ssm.KINDS, few, shape)
