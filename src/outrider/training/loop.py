@@ -26,8 +26,8 @@ from .. import drafters, files
 from ..backends.torch import HFTarget
 from ..backends.torch.tensors import dtype_of
 from ..core.protocols import Target
+from ..drafters._weights import placed
 from ..params import InputError, Interrupted
-from ..shipped import placed
 from . import checkpoint, objectives
 from .data import Batch, Document, draft_size, name_of, pack, split
 from .evaluate import acceptance, held_out_loss, prompts_of

@@ -13,6 +13,7 @@ tokens of its draft vocabulary, if any, to which the loss is restricted.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -110,6 +111,12 @@ def special_tokens(target: HFTarget) -> dict[str, Any]:
     """The target's vocabulary and special tokens, for the config of a language model."""
     ends = {name: getattr(target.config, name, None) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
     return {"vocab_size": target.vocab, **ends}
+
+
+def unusual(build: Callable[..., Any], fields: Mapping[str, str], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of `build` that are not its defaults: field of the config, as in `fields`, -> option and value."""
+    usual = inspect.signature(build).parameters
+    return {fields[name]: (name, value) for name, value in given.items() if value != usual[name].default}
 
 
 def objective(

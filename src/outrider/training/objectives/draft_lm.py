@@ -8,18 +8,17 @@ from ...backends.torch import HFTarget
 from ...params import InputError
 from ..data import Document, trimmed
 from ._language import OPTIMISER as OPTIMISER
-from ._language import LanguageObjective, objective, special_tokens
+from ._language import LanguageObjective, objective, special_tokens, unusual
 
-USUAL = {"hidden": 192, "layers": 2, "heads": 3}
 FIELDS = {"hidden": "hidden_size", "layers": "num_hidden_layers", "heads": "num_attention_heads"}
 
 
 def build(
     target: HFTarget,
     documents: Sequence[Document] = (),
-    hidden: int = USUAL["hidden"],
-    layers: int = USUAL["layers"],
-    heads: int = USUAL["heads"],
+    hidden: int = 192,
+    layers: int = 2,
+    heads: int = 3,
     stage: str = "pretrain",
     loss: str = "forward-kl",
     init: str = "",
@@ -39,6 +38,5 @@ def build(
         tie_word_embeddings=True,
     )  # fmt: skip
     few = trimmed(documents, target.vocab, draft_vocab)
-    given = {"hidden": hidden, "layers": layers, "heads": heads}
-    shape = {FIELDS[name]: (name, value) for name, value in given.items() if value != USUAL[name]}
+    shape = unusual(build, FIELDS, {"hidden": hidden, "layers": layers, "heads": heads})
     return objective(target, lambda: LlamaForCausalLM(config), stage, loss, init, ("llama",), few, shape)

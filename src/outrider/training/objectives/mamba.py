@@ -10,9 +10,8 @@ from ...nets import mamba as ssm
 from ...params import InputError
 from ..data import Document, trimmed
 from ._language import OPTIMISER as OPTIMISER
-from ._language import LanguageObjective, objective, special_tokens
+from ._language import LanguageObjective, objective, special_tokens, unusual
 
-USUAL: dict[str, Any] = {"kind": "mamba2", "hidden": 192, "layers": 4, "state": 0, "head": 32}
 FIELDS = {
     "kind": "model_type", "hidden": "hidden_size", "layers": "num_hidden_layers", "state": "state_size",
     "head": "head_dim",
@@ -22,11 +21,11 @@ FIELDS = {
 def build(
     target: HFTarget,
     documents: Sequence[Document] = (),
-    kind: str = USUAL["kind"],
-    hidden: int = USUAL["hidden"],
-    layers: int = USUAL["layers"],
-    state: int = USUAL["state"],
-    head: int = USUAL["head"],
+    kind: str = "mamba2",
+    hidden: int = 192,
+    layers: int = 4,
+    state: int = 0,
+    head: int = 32,
     stage: str = "pretrain",
     loss: str = "forward-kl",
     init: str = "",
@@ -55,6 +54,6 @@ def build(
         return Mamba2ForCausalLM(config)
 
     given = {"kind": kind, "hidden": hidden, "layers": layers, "state": state, "head": head}
-    shape = {FIELDS[name]: (name, value) for name, value in given.items() if value != USUAL[name]}
+    shape = unusual(build, FIELDS, given)
     few = trimmed(documents, target.vocab, draft_vocab)
     return objective(target, fresh, stage, loss, init, ssm.KINDS, few, shape)
