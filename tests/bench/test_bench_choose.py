@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,9 +12,11 @@ from instrument import Lab
 
 from outrider import InputError
 from outrider.bench.choose import FINALISTS, Candidate, behind, conclude, decided, measure, narrow, recommend, task_of
+from outrider.bench.config import Config
 from outrider.bench.document import Cell, Estimate
 from outrider.bench.types import Method
 from outrider.cli import main
+from outrider.commands.recommend import show
 from outrider.drafters import load
 
 
@@ -36,12 +40,39 @@ def test_the_best_is_the_one_whose_interval_is_clear_of_all_others() -> None:
     assert result.best is not None
     assert (result.best.drafter, result.sure) == ("eagle:DIR?tree=chain", True)
     assert result.command == "outrider generate org/model \"...\" --drafter 'eagle:DIR?tree=chain' --budget 8x3"
-    assert result.python == "outrider.load(\"org/model\", 'eagle:DIR?tree=chain', budget='8x3')"
+    assert result.python == "outrider.load('org/model', 'eagle:DIR?tree=chain', budget='8x3')"
     assert [c.drafter for c in result.candidates] == ["eagle:DIR?tree=chain", "lookup"]
     near = cell("suffix", 1.5, 1.3, 1.7)
     result = conclude("demo", by_name(PLAIN, near, fast), [], 1.0)
     assert not result.sure
     assert "others are as good within the intervals" in result.sentence
+
+
+def test_the_command_loads_the_model_as_it_was_measured() -> None:
+    fast = cell("lookup", 1.6, 1.4, 1.8)
+    config = Config("org/model", dtype="float32", compile=False, trust_remote_code=True)
+    result = conclude("org/model", by_name(PLAIN, fast), [], 1.0, config)
+    assert result.command.endswith("--drafter lookup --dtype float32 --no-compile --trust-remote-code")
+    assert result.python.endswith("'lookup', dtype='float32', compile=False, trust_remote_code=True)")
+    assert "--" not in conclude("m", by_name(PLAIN, fast), [], 1.0, Config("m")).command.replace("--drafter", "")
+
+
+def test_a_recommendation_is_printed_with_its_command(capsys: pytest.CaptureFixture[str]) -> None:
+    """Where nothing was measured there is none."""
+    show(conclude("org/model", by_name(PLAIN, cell("lookup", 1.6, 1.4, 1.8)), [], 1.0))
+    said = capsys.readouterr().out
+    assert "lookup is the fastest for org/model" in said
+    assert 'outrider generate org/model "..." --drafter lookup\n' in said
+    show(conclude("org/model", by_name(replace(PLAIN, tokens_per_second=None)), [], 1.0))
+    said = capsys.readouterr().out
+    assert "The time was too short to measure org/model" in said
+    assert "outrider generate" not in said
+
+
+@pytest.mark.parametrize("minutes", [0.0, math.inf, math.nan])
+def test_a_time_that_is_none_is_refused(minutes: float) -> None:
+    with pytest.raises(InputError, match="--minutes must be a number above 0"):
+        recommend("demo", minutes=minutes)
 
 
 @pytest.mark.parametrize("speedup", [(0.9, 0.8, 0.95), (1.3, 0.9, 1.7), (2.0,)])
@@ -55,7 +86,7 @@ def test_plain_decoding_wins_unless_a_drafter_is_faster_beyond_chance(speedup: t
 def test_a_mix_is_spelled_out() -> None:
     result = conclude("demo", by_name(PLAIN, cell("suffix + lookup", 2.0, 1.9, 2.1)), [], 1.0)
     assert result.command == 'outrider generate demo "..." --drafter suffix --drafter lookup'
-    assert result.python == "outrider.load(\"demo\", ['suffix', 'lookup'])"
+    assert result.python == "outrider.load('demo', ['suffix', 'lookup'])"
 
 
 def test_a_clearly_slower_candidate_drops_out() -> None:
@@ -136,7 +167,7 @@ def test_prompts_keep_their_system_message() -> None:
 
 
 def test_what_cannot_be_measured_is_refused() -> None:
-    with pytest.raises(InputError, match="--minutes must be above 0"):
+    with pytest.raises(InputError, match="--minutes must be a number above 0"):
         recommend("demo", minutes=0)
     with pytest.raises(InputError, match="must be at least 2 to measure"):
         recommend("demo", tokens=1)

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import re
 import resource
 import socket
 import sys
@@ -249,6 +250,43 @@ def test_idle_connections_are_closed_for_new_ones(llm: LLM, loaded: Any, start: 
         assert sock.recv(4096).startswith(b"HTTP/1.1 503 ")
     for sock in (*idle, *(reader.sock for reader in readers)):
         sock.close()
+
+
+def test_an_answer_that_is_being_sent_is_not_cut_for_a_new_connection(llm: LLM, loaded: Any, start: Serve) -> None:
+    """Its client reads slowly, so that it waits in the server's buffer; new ones get 503 until it is read."""
+    served = start(service_of(llm, loaded, "demo", limits=Limits(connections=1)))
+    body = json.dumps({**LONG, "max_tokens": 400, "logprobs": 20}).encode()
+    with socket.socket() as slow:
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        slow.settimeout(20)
+        slow.connect(("127.0.0.1", served.port))
+        slow.sendall(HEAD + b"content-length: %d\r\n\r\n" % len(body) + body)
+        answer = slow.recv(1000)
+        (own,) = served.server.server_state.connections
+        assert own.transport.get_write_buffer_size() > 0
+        with socket.create_connection(("127.0.0.1", served.port), timeout=20) as sock:
+            assert sock.recv(4096).startswith(b"HTTP/1.1 503 ")
+        header, _, start_of_body = answer.partition(b"\r\n\r\n")
+        left = int(re.search(rb"content-length: (\d+)", header)[1]) - len(start_of_body)  # type: ignore[index]
+        while left:
+            more = slow.recv(65536)
+            assert more, f"cut off {left} bytes before its end"
+            left -= len(more)
+        until(lambda: own.transport.get_write_buffer_size() == 0)
+        with socket.create_connection(("127.0.0.1", served.port), timeout=20) as sock:
+            assert slow.recv(1) == b"", "now it is idle, and goes"
+            sock.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
+            assert sock.recv(4096).startswith(b"HTTP/1.1 200 ")
+
+
+def test_websockets_are_not_taken(llm: LLM, start: Serve, loaded: Any) -> None:
+    """An upgrade is a request like others, with the checks of others, whatever packages are installed."""
+    served = start(service_of(llm, loaded, "demo"), "secret")
+    upgrade = b"connection: upgrade\r\nupgrade: websocket\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+    for path, status in ((b"/health", b"200"), (b"/v1/models", b"401")):
+        with socket.create_connection(("127.0.0.1", served.port), timeout=20) as sock:
+            sock.sendall(b"GET %s HTTP/1.1\r\nhost: localhost\r\n%ssec-websocket-version: 13\r\n\r\n" % (path, upgrade))
+            assert sock.recv(4096).startswith(b"HTTP/1.1 " + status)
 
 
 def test_closing_one_does_not_scan_every_connection(

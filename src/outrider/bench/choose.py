@@ -8,6 +8,7 @@ prompts, or when the time is over. Answers are shorter if the model is too slow 
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -58,6 +59,9 @@ class Candidate:
         return self.drafter if self.budget == "auto" else f"{self.drafter} with budget {self.budget}"
 
 
+LOADING = {"dtype": "auto", "device": "auto", "compile": True, "trust_remote_code": False}  # options of both commands
+
+
 @dataclass(frozen=True)
 class Recommendation:
     """The result; `best` is None if plain decoding is the fastest."""
@@ -89,8 +93,8 @@ def recommend(
 
     Raises InputError for a model or a drafter that cannot be loaded, and if no prompt fits.
     """
-    if not minutes > 0:
-        raise InputError(f"--minutes must be above 0, not {minutes:g}")
+    if not 0 < minutes < math.inf:
+        raise InputError(f"--minutes must be a number above 0, not {minutes:g}")
     if tokens < 2:
         raise InputError(f"--max-new-tokens must be at least 2 to measure a speed, not {tokens}")
     config = Config(model, dtype=dtype, device=device, compile=compile, trust_remote_code=trust_remote_code).named()
@@ -106,7 +110,7 @@ def recommend(
         runner.open([Method(spec) for spec in drafters])  # those of the user must load
         began = monotonic()
         cells, lost = measure(runner, task, [Method(PLAIN), *candidates(name, drafters)], minutes, say)
-    return conclude(name, cells, lost, monotonic() - began)
+    return conclude(name, cells, lost, monotonic() - began, config)
 
 
 def task_of(model: str, prompts: Sequence[Asked]) -> Task:
@@ -246,8 +250,11 @@ def decided(alive: Sequence[Cell]) -> bool:
     return not others or (len(others) == 1 and bool(others[0].speedup and others[0].speedup.clear_of(1.0)))
 
 
-def conclude(model: str, cells: dict[str, Cell], lost: Sequence[Candidate], spent: float) -> Recommendation:
-    """The recommendation: plain decoding, unless a drafter's interval lies above it. spent: seconds of measuring."""
+def conclude(
+    model: str, cells: dict[str, Cell], lost: Sequence[Candidate], spent: float, config: Config | None = None
+) -> Recommendation:
+    """The recommendation: plain decoding, unless a drafter's interval lies above it. spent: seconds of measuring;
+    config: how the model was loaded."""
     plain = next(candidate(c) for c in cells.values() if c.plain)
     ranked = [candidate(c) for c in cells.values() if not c.plain]
     ranked.sort(key=lambda c: -(c.speedup.value if c.speedup else 0.0))
@@ -259,7 +266,12 @@ def conclude(model: str, cells: dict[str, Cell], lost: Sequence[Candidate], spen
     budget = best.budget if best and best.budget != "auto" else ""
     flags = " ".join(f"--drafter {quote(s)}" for s in specs)
     flags += f" --budget {budget}" * bool(budget)
-    python = f'"{model}", {specs if len(specs) > 1 else specs[0]!r}' + f", budget={budget!r}" * bool(budget)
+    python = f"{model!r}, {specs if len(specs) > 1 else specs[0]!r}" + f", budget={budget!r}" * bool(budget)
+    for name, usual in LOADING.items() if config else ():
+        if (value := getattr(config, name)) != usual:
+            option = name.replace("_", "-") if value is not False else f"no-{name}"
+            flags += f" --{option}" + f" {value}" * (not isinstance(value, bool))
+            python += f", {name}={value!r}"
     return Recommendation(
         model, best, sure, (*ranked, *lost), plain, round(spent, 1),
         f'outrider generate {quote(model)} "..." {flags}', f"outrider.load({python})",

@@ -111,7 +111,8 @@ def show(result: Recommendation) -> None:
         names = ", ".join(c.drafter for c in result.candidates if c.note == note and not c.speedup)
         console.print(Text(f"left out: {names} ({note})", "bright_black"))
     console.print(Text(result.sentence, "bold"), soft_wrap=True)
-    console.print(Text(f"\n  {result.command}\n  {result.python}"), soft_wrap=True)  # to be copied
+    if result.plain.tokens_per_second:
+        console.print(Text(f"\n  {result.command}\n  {result.python}"), soft_wrap=True)  # to be copied
 
 
 def _row(c: Candidate) -> tuple[Any, ...]:

@@ -117,12 +117,12 @@ def serve(
 
         if host not in LOOPBACK and not api_key:
             typer.echo(f"outrider: warning: open to the network without a key; set --api-key or {KEY}", err=True)
-        typer.echo(f"outrider: serving {service.name} with {drafters} at {where} (page: {where}/)", err=True)
         same = "bit for bit" if service.exact == "bits" else "up to rounding (see outrider validate)"
         typer.echo(
             f"outrider: {service.llm.target.arithmetic}; the text of a seed does not depend on load, {same}",
             err=True,
         )
+        typer.echo(f"outrider: serving {service.name} with {drafters} at {where} (page: {where}/)", err=True)
         code = run(service, sock, host, api_key, shutdown_timeout)
         service.llm.remember()
     if code:

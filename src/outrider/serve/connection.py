@@ -111,13 +111,20 @@ class Connection(H11Protocol):
 
     def evict(self) -> bool:
         """Close the connection that has been idle longest; False if none is idle. Connections with a request leave the
-        line here, and return to its end after the response."""
-        while self.line:
+        line here, and return to its end after the response; those whose response is still being sent stay in it."""
+        sending: list[Connection] = []
+        found = False
+        while self.line and not found:
             other, _ = self.line.popitem(last=False)
-            if other.idle:
+            if other.idle and other.transport.get_write_buffer_size():
+                sending.append(other)
+            elif other.idle:
                 other.drop()
-                return True
-        return False
+                found = True
+        for other in reversed(sending):
+            self.line[other] = None
+            self.line.move_to_end(other, last=False)
+        return found
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.stop("header", "unread")
@@ -150,6 +157,10 @@ class Connection(H11Protocol):
     def timeout_keep_alive_handler(self) -> None:
         if self.unread is None:
             self.drop()
+        else:  # its last response is still being read
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
 
     @property
     def overdue(self) -> bool:

@@ -120,7 +120,7 @@ def server_of(service: Service, key: str = "", local: bool = True, patience: flo
     most = capacity(service.limits)
     protocol: Any = Connection.limited(service.limits, most)
     config = uvicorn.Config(
-        journal, http=protocol, loop="asyncio", log_config=None, access_log=False, server_header=False,
+        journal, http=protocol, ws="none", loop="asyncio", log_config=None, access_log=False, server_header=False,
         timeout_keep_alive=30, timeout_graceful_shutdown=LAST, h11_max_incomplete_event_size=64 << 10,
         backlog=ACCEPTED,
     )  # fmt: skip
