@@ -186,7 +186,7 @@ def test_refusals_alone_end_the_run(served: Served, tmp_path: Path) -> None:
 
 
 def test_refused_questions_do_not_end_a_run_that_is_repeated(served: Served, tmp_path: Path) -> None:
-    """They stand before what was not asked yet, and have no line."""
+    """They have no line in the file, and come before the questions that are new."""
     long = [(f"long {i}", f"{i} " + "dog " * 5000) for i in range(17)]
     short, out = [(f"short {i}", f"Story {i} of the dog:") for i in range(6)], tmp_path / "a.jsonl"
     wish = Wish("demo", 8, opening=6000)

@@ -263,7 +263,7 @@ def test_an_answer_that_is_being_sent_is_not_cut_for_a_new_connection(llm: LLM, 
         slow.sendall(HEAD + b"content-length: %d\r\n\r\n" % len(body) + body)
         answer = slow.recv(1000)
         (own,) = served.server.server_state.connections
-        assert own.transport.get_write_buffer_size() > 0
+        until(lambda: own.transport.get_write_buffer_size() > 0)
         with socket.create_connection(("127.0.0.1", served.port), timeout=20) as sock:
             assert sock.recv(4096).startswith(b"HTTP/1.1 503 ")
         header, _, start_of_body = answer.partition(b"\r\n\r\n")

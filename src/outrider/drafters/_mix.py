@@ -101,8 +101,8 @@ class Proposed:
     budget: Budget
     networks: bool  # did the networks draft, if there are any?
     beside: bool  # did drafters of both kinds draft, with confidences?
-    chances: Sequence[float] = ()  # [row]: how likely a cheap draft has the next token, where the gate was asked
-    cheap: Host | None = None  # what would have been verified without networks, where the gate was asked
+    chances: Sequence[float] = ()  # [row]: how likely a cheap draft has the next token, where the gate decided
+    cheap: Host | None = None  # what would have been verified without networks, where the gate decided
 
 
 @dataclass

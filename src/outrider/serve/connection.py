@@ -113,18 +113,18 @@ class Connection(H11Protocol):
         """Close the connection that has been idle longest; False if none is idle. Connections with a request leave the
         line here, and return to its end after the response; those whose response is still being sent stay in it."""
         sending: list[Connection] = []
-        found = False
-        while self.line and not found:
+        evicted = False
+        while self.line and not evicted:
             other, _ = self.line.popitem(last=False)
             if other.idle and other.transport.get_write_buffer_size():
                 sending.append(other)
             elif other.idle:
                 other.drop()
-                found = True
+                evicted = True
         for other in reversed(sending):
             self.line[other] = None
             self.line.move_to_end(other, last=False)
-        return found
+        return evicted
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.stop("header", "unread")

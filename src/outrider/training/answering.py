@@ -103,9 +103,9 @@ def write(
         with files.alone(out):
             have = finished(out, str)
             same_author(out, have, by(wish.model, wish.temperature))
-            asked = put(items, wish)
-            waiting = [question for question in asked if question.key not in have]
-            before = len(asked) - len(waiting)
+            questions = put(items, wish)
+            waiting = [question for question in questions if question.key not in have]
+            before = len(questions) - len(waiting)
             asyncio.run(answer([Server(url) for url in urls], waiting, concurrency, keep, result, before, done, say))
     except KeyboardInterrupt:
         more = f"{result.answers} answer{'' if result.answers == 1 else 's'} more"
@@ -143,7 +143,7 @@ async def answer(
     say: Callable[[str], None] = print,
 ) -> None:
     """Send every question to the servers and pass each answer's line to `keep`; counts them in `written`. `before`:
-    answers of earlier sessions, whose refused questions are asked again first.
+    the number of answers from earlier sessions, whose refused questions are sent again first.
 
     Raises:
         InputError, EndpointError: as `write`.
